@@ -1,0 +1,63 @@
+"""What every benchmark shares: timing, and rows of a CSV that name machine and versions."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def machine(device: str) -> str:
+    """The processor's name."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            return f"{line.split(':', 1)[1].strip()}, {torch.get_num_threads()} threads"
+    return platform.processor() or platform.machine()
+
+
+def seconds(run: Callable[[], object], device: str, repeats: int = 9, warm: int = 2) -> float:
+    """Median wall-clock seconds of a call, the device's work included."""
+
+    def sync() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    for _ in range(warm):
+        run()
+    sync()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        sync()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def append(path: str | None, rows: list[dict[str, Any]], device: str) -> None:
+    """Append rows to a CSV, each with date, machine and versions."""
+    if not path:
+        return
+    common = {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(device),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = not file.exists()
+    with file.open("a", newline="") as handle:
+        writer = csv.DictWriter(handle, fieldnames=[*rows[0], *common])
+        if new:
+            writer.writeheader()
+        writer.writerows({**row, **common} for row in rows)
