@@ -1,0 +1,69 @@
+"""Fine-tune language models with forward passes only, one block at a time.
+
+>>> import torch, zeroblock as zb
+>>> model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(3)])})
+>>> optimizer = zb.mezo_bcd(model, lr=1e-3)
+>>> loss = optimizer.step(lambda: sum(layer(torch.ones(4)).square().sum() for layer in model["layers"]))
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .block import Block, layers, linears, whole
+    from .errors import ZeroBlockError, ZeroBlockWarning
+    from .estimator import Estimate, OneSided, Replay, TwoSided
+    from .journal import Record, replay
+    from .method import (
+        METHODS,
+        lozo,
+        lozo_m,
+        mezo,
+        mezo_adam,
+        mezo_bcd,
+        mezo_bcd_adam,
+        mezo_bcd_adaptive,
+        sparse_mezo,
+        zo_momentum,
+        zo_sign,
+    )
+    from .noise import Distribution, Key, Rounding, normal
+    from .ops import add_noise_, perturb, perturb_pair
+    from .optimizer import ZeroOrder
+    from .rule import SGD, Adam, Momentum, Sign
+    from .schedule import Adaptive, Ascending, Descending, FlipFlop, Shuffled, Uniform
+    from .subspace import Bernoulli, Full, LowRank, Sparse
+
+_MODULES = {
+    "block": "Block layers linears whole",
+    "errors": "ZeroBlockError ZeroBlockWarning",
+    "estimator": "Estimate OneSided Replay TwoSided",
+    "journal": "Record replay",
+    "method": "METHODS lozo lozo_m mezo mezo_adam mezo_bcd mezo_bcd_adam mezo_bcd_adaptive sparse_mezo "
+    "zo_momentum zo_sign",
+    "noise": "Distribution Key Rounding normal",
+    "ops": "add_noise_ perturb perturb_pair",
+    "optimizer": "ZeroOrder",
+    "rule": "SGD Adam Momentum Sign",
+    "schedule": "Adaptive Ascending Descending FlipFlop Shuffled Uniform",
+    "subspace": "Bernoulli Full LowRank Sparse",
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that the command line can answer without torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'zeroblock' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -173,6 +173,7 @@ def add_(
     offset: int = 0,
     decay: float = 1.0,
     rounding: Rounding = Rounding.STOCHASTIC,
+    flip: bool = False,
 ) -> Tensor:
     """param ← decay·param + alpha·delta in fp32 (fp64 for fp64), then rounded.
 
@@ -180,10 +181,11 @@ def add_(
         param: weights of any shape and strides.
         delta: fp32, as many elements as ``param`` in its row-major order.
         alpha: factor on delta.
-        key: its seed and step address the rounding bits.
+        key: its seed, step and probe address the rounding bits.
         offset: global offset of the first element.
         decay: factor on the weights.
         rounding: of 16-bit weights.
+        flip: complement the rounding bits, for a copy on the other side.
 
     Returns:
         ``param``.
@@ -195,8 +197,8 @@ def add_(
 
     def run(flat: Tensor, first: int) -> None:
         module.add_(
-            flat, flat_delta[first : first + flat.numel()], alpha, key.to(stream=ROUNDING, probe=0),
-            offset=offset + first, decay=decay, rounding=rounding,
+            flat, flat_delta[first : first + flat.numel()], alpha, key.to(stream=ROUNDING),
+            offset=offset + first, decay=decay, rounding=rounding, flip=flip,
         )  # fmt: skip
 
     _inplace(param, run)

@@ -270,7 +270,7 @@ def add_noise(out, minus, x, kind, wide, start, stop, offset, key, alphas, decay
 
 
 @jit
-def add_delta(x, delta, kind, wide, start, stop, offset, alpha, decay, stochastic, key):  # type: ignore[no-untyped-def]
+def add_delta(x, delta, kind, wide, start, stop, offset, alpha, decay, stochastic, flip, key):  # type: ignore[no-untyped-def]
     """x ← round(decay·x + alpha·delta) on [start, stop)."""
     words = np.empty(TILE + 8, u32)
     acc = np.empty(TILE, wide.dtype)
@@ -284,6 +284,8 @@ def add_delta(x, delta, kind, wide, start, stop, offset, alpha, decay, stochasti
         accumulate(acc, delta, a, n, alpha)
         if stochastic:
             draw_words(words, first >> u64(2), (n + skip + 3) // 4, key[0], key[1], key[2], key[3])
+            if flip:
+                complement(words)
         narrow(x[a : a + n], acc, words, skip, n, kind, stochastic)
 
 
@@ -362,7 +364,15 @@ def add_noise_(
 
 
 def add_(
-    x: Tensor, delta: Tensor, alpha: float, key: Key, *, offset: int, decay: float, rounding: Rounding
+    x: Tensor,
+    delta: Tensor,
+    alpha: float,
+    key: Key,
+    *,
+    offset: int,
+    decay: float,
+    rounding: Rounding,
+    flip: bool = False,
 ) -> None:
     """x ← round(decay·x + alpha·delta) with rounding bits from ``key``; flat tensors, delta fp32."""
     wide = np.empty(0, np.float64 if x.dtype == torch.float64 else f32)
@@ -371,7 +381,7 @@ def add_(
     def run(start: int, stop: int) -> None:
         add_delta(
             target, source, KINDS[x.dtype], wide, start, stop, u64(offset), wide.dtype.type(alpha),
-            wide.dtype.type(decay), rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2, _words(key),
+            wide.dtype.type(decay), rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2, flip, _words(key),
         )  # fmt: skip
 
     _split(run, x.numel())

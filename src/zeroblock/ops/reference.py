@@ -178,7 +178,15 @@ def add_noise_(
 
 
 def add_(
-    x: Tensor, delta: Tensor, alpha: float, key: Key, *, offset: int, decay: float, rounding: Rounding
+    x: Tensor,
+    delta: Tensor,
+    alpha: float,
+    key: Key,
+    *,
+    offset: int,
+    decay: float,
+    rounding: Rounding,
+    flip: bool = False,
 ) -> None:
     """x ← round(decay·x + alpha·delta) with rounding bits from ``key``; flat tensors, delta fp32."""
     value = _load(x)
@@ -186,4 +194,5 @@ def add_(
     d = delta.detach().cpu().numpy()
     acc = value * wide(decay)
     acc = acc + wide(alpha) * d.astype(wide) if wide is np.float64 else fma(d, np.float32(alpha), acc)
-    x.copy_(_finish(acc, x.dtype, words(key, offset, x.numel()) if rounding == Rounding.STOCHASTIC else None))
+    word = words(key, offset, x.numel()) ^ np.uint32(0xFFFFFFFF if flip else 0)
+    x.copy_(_finish(acc, x.dtype, word if rounding == Rounding.STOCHASTIC else None))

@@ -232,7 +232,8 @@ def _add_noise(
 @triton.jit(do_not_specialize=["base", "first", "k0", "k1", "c2", "c3"])
 def _add(
     x_ptr, delta_ptr, coeffs_ptr, n, base, first, alpha, decay, k0, k1, c2, c3,
-    SHIFT: tl.constexpr, WHOLE: tl.constexpr, DECAY: tl.constexpr, STOCHASTIC: tl.constexpr, GROUPS: tl.constexpr,
+    SHIFT: tl.constexpr, WHOLE: tl.constexpr, DECAY: tl.constexpr, STOCHASTIC: tl.constexpr, FLIP: tl.constexpr,
+    GROUPS: tl.constexpr,
 ):  # fmt: skip
     SIZE: tl.constexpr = GROUPS * 8
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
@@ -248,7 +249,7 @@ def _add(
     word = tl.zeros([SIZE], tl.uint32)
     if STOCHASTIC:
         word = _words(group, k0.to(tl.uint32), k1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32), SIZE)
-    tl.store(x_ptr + index, _quantize(acc, word, DTYPE, STOCHASTIC, False), mask=inside)
+    tl.store(x_ptr + index, _quantize(acc, word, DTYPE, STOCHASTIC, FLIP), mask=inside)
 
 
 def _tiles(n: int, shift: int) -> list[tuple[int, int, bool]]:
@@ -323,7 +324,15 @@ def _launch(
 
 
 def add_(
-    x: Tensor, delta: Tensor, alpha: float, key: Key, *, offset: int, decay: float, rounding: Rounding
+    x: Tensor,
+    delta: Tensor,
+    alpha: float,
+    key: Key,
+    *,
+    offset: int,
+    decay: float,
+    rounding: Rounding,
+    flip: bool = False,
 ) -> None:
     """x ← round(decay·x + alpha·delta) with rounding bits from ``key``; flat tensors, delta fp32."""
     n, shift = x.numel(), offset % 8
@@ -333,5 +342,5 @@ def add_(
             x, delta, coeffs, n, offset // 8, first, alpha, decay, *key.words,
             SHIFT=shift, WHOLE=whole, DECAY=decay != 1.0,
             STOCHASTIC=rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2,
-            GROUPS=GROUPS, num_warps=WARPS, enable_fp_fusion=False,
+            FLIP=flip, GROUPS=GROUPS, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip

@@ -1,0 +1,187 @@
+"""Partitions: how the weights of a model are cut into blocks.
+
+A partition lists exact parameter names, never substrings.  Every trainable
+parameter is in exactly one block, tied weights are counted once, frozen ones
+nowhere, and blocks are ordered from input to output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from torch import nn
+
+from .errors import ZeroBlockError, unknown
+
+OUTPUT_SIDE = re.compile(r"(^|\.)(final\w*|project_out|ln_f|lm_head|score|classifier|pooler)(\.|$)")
+"""Modules that some models register before their layers but run after them (OPT: final_layer_norm)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Parameters that are perturbed and moved together.
+
+    Args:
+        name: what people read, usually the path of a module.
+        params: exact names, as in ``model.named_parameters()``.
+    """
+
+    name: str
+    params: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.params:
+            raise ZeroBlockError(f"block {self.name!r} has no parameters")
+
+
+Partition = Callable[[nn.Module], tuple[Block, ...]]
+
+
+def whole(model: nn.Module) -> tuple[Block, ...]:
+    """One block with every trainable parameter: MeZO is block descent with N = 1."""
+    return (Block("whole", tuple(_trainable(model))),)
+
+
+def layers(model: nn.Module, k: int = 1) -> tuple[Block, ...]:
+    """One block for every ``k`` consecutive layers, and one for each module outside them.
+
+    Layers are the items of the model's outermost ``nn.ModuleList``.  On OPT-1.3B
+    this gives embed_tokens (the tied head with it), embed_positions, 24 layers and
+    final_layer_norm: N = 27.
+
+    Args:
+        model: any module with a ``ModuleList`` of layers: decoder, encoder, both, or wrapped by PEFT.
+        k: layers a block; a last, shorter block takes what remains.
+    """
+    if k < 1:
+        raise ZeroBlockError(f"layers(k={k}): a block holds at least one layer")
+    before, stacks, after = _anatomy(model)
+    blocks = [Block(name, params) for name, params in before]
+    for stack in stacks:
+        for start in range(0, len(stack), k):
+            group = stack[start : start + k]
+            name = group[0][0] if len(group) == 1 else f"{group[0][0]}-{group[-1][0].rpartition('.')[2]}"
+            blocks.append(Block(name, tuple(itertools.chain.from_iterable(params for _, params in group))))
+    return tuple(blocks + [Block(name, params) for name, params in after])
+
+
+def linears(model: nn.Module) -> tuple[Block, ...]:
+    """One block for every module with a matrix inside a layer, and one for each module outside.
+
+    A layer's vectors (norms) join the matrix before them, or its first one.
+    """
+    before, stacks, after = _anatomy(model)
+    trainable = dict(model.named_parameters())
+    blocks = [Block(name, params) for name, params in before]
+    for layer, params in itertools.chain.from_iterable(stacks):
+        groups: list[tuple[str, list[str]]] = []
+        pending: list[str] = []
+        for owner, names in _by_owner(params):
+            if any(trainable[n].dim() >= 2 for n in names):
+                groups.append((owner, pending + names))
+                pending = []
+            elif groups:
+                groups[-1][1].extend(names)
+            else:
+                pending = pending + names
+        blocks += [Block(owner, tuple(names)) for owner, names in groups or [(layer, pending)]]
+    return tuple(blocks + [Block(name, params) for name, params in after])
+
+
+def explicit(model: nn.Module, blocks: Sequence[Block | Iterable[str]]) -> tuple[Block, ...]:
+    """The user's own blocks, checked: known names, each trainable parameter exactly once.
+
+    Args:
+        model: the model they cut.
+        blocks: ``Block``s, or lists of parameter names.
+    """
+    cut = tuple(b if isinstance(b, Block) else Block(f"block {i}", tuple(b)) for i, b in enumerate(blocks))
+    trainable = _trainable(model)
+    owner: dict[str, str] = {}
+    for block in cut:
+        for name in block.params:
+            if name in owner:
+                raise ZeroBlockError(f"parameter {name!r} is in two blocks: {owner[name]!r} and {block.name!r}")
+            if name not in trainable:
+                if name in dict(model.named_parameters(remove_duplicate=False)):
+                    raise ZeroBlockError(
+                        f"block {block.name!r}: {name!r} is frozen, or tied to a parameter of another name; "
+                        "list each trainable parameter once, by its name in model.named_parameters()"
+                    )
+                raise unknown(f"parameter in block {block.name!r}:", name, trainable)
+            owner[name] = block.name
+    left = [name for name in trainable if name not in owner]
+    if left:
+        raise ZeroBlockError(
+            f"{len(left)} trainable parameters are in no block, the first {left[0]!r}; "
+            "add a block for them, or freeze them with requires_grad_(False)"
+        )
+    return cut
+
+
+PARTITIONS: dict[str, Partition] = {"whole": whole, "layers": layers, "linears": linears}
+
+
+def by_name(text: str) -> Partition:
+    """A partition from the command line: whole, layers, layers:K or linears."""
+    name, colon, k = text.partition(":")
+    if name not in PARTITIONS:
+        raise unknown("partition", name, [*PARTITIONS, "layers:2"])
+    if not colon:
+        return PARTITIONS[name]
+    if name != "layers" or not k.isdigit() or int(k) < 1:
+        raise ZeroBlockError(f"partition {text!r}: only layers takes a number, as in layers:2")
+    return functools.partial(layers, k=int(k))
+
+
+Named = tuple[str, tuple[str, ...]]
+
+
+def _trainable(model: nn.Module) -> list[str]:
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    if not names:
+        raise ZeroBlockError("the model has no trainable parameter; unfreeze some with requires_grad_(True)")
+    return names
+
+
+def _by_owner(names: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """Names grouped by the module that holds them, in order."""
+    groups = itertools.groupby(names, key=lambda name: name.rpartition(".")[0] or name)
+    return [(owner, list(group)) for owner, group in groups]
+
+
+def _anatomy(model: nn.Module) -> tuple[list[Named], list[list[Named]], list[Named]]:
+    """Modules before the layers, stacks of layers, modules after them; empty ones left out."""
+    stacks: list[str] = []
+    for path, module in model.named_modules():
+        inside = any(path.startswith(f"{stack}.") for stack in stacks)
+        if isinstance(module, nn.ModuleList) and len(module) and not inside:
+            stacks.append(path)
+    names = _trainable(model)
+    layer_of = re.compile("|".join(rf"^{re.escape(stack)}\.\d+(?=\.)" for stack in stacks) or r"(?!)")
+    if not stacks:
+        raise ZeroBlockError(
+            f"{type(model).__name__} has no nn.ModuleList of layers; use partition=whole, "
+            "or give the blocks as lists of parameter names"
+        )
+    everything = [name for name, _ in model.named_parameters()]
+    where = {name: i for i, name in enumerate(everything)}
+    inner = [name for name in everything if layer_of.match(name)]
+    first = where[inner[0]] if inner else len(everything)
+    sides: tuple[list[Named], list[Named]] = ([], [])
+    for owner, group in _by_owner([name for name in names if not layer_of.match(name)]):
+        after = where[group[0]] > first or bool(OUTPUT_SIDE.search(owner))
+        sides[after].append((owner, tuple(group)))
+    cut: list[list[Named]] = []
+    for stack in stacks:
+        members: dict[str, list[str]] = {}
+        for name in names:
+            match = layer_of.match(name)
+            if match and match.group().rpartition(".")[0] == stack:
+                members.setdefault(match.group(), []).append(name)
+        cut.append([(layer, tuple(group)) for layer, group in members.items()])
+    return sides[0], cut, sides[1]

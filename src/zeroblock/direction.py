@@ -1,0 +1,166 @@
+"""Directions: a line through the weights, and three ways to stand on it.
+
+MeZO adds εu to every weight, subtracts it twice and adds it again; in 16 bits
+the weights do not come back.  Here θ is never written while measuring: the
+perturbed weights are copies, and only what is being evaluated has one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .noise import Key, Rounding
+from .subspace import Basis
+
+
+class Member(NamedTuple):
+    """An active tensor and its basis."""
+
+    name: str
+    param: Tensor
+    basis: Basis
+
+
+@dataclasses.dataclass
+class Direction:
+    """The line θ + s·Pz.  ``move(s)`` makes reads of the weights see that point; leaving the context undoes it.
+
+    >>> # with direction:
+    >>> #     direction.move(+eps); plus = objective()
+    >>> #     direction.move(-eps); minus = objective()
+    """
+
+    key: Key
+    members: Sequence[Member]
+    rounding: Rounding
+
+    def move(self, scale: float) -> None:
+        """Stand at θ + scale·Pz."""
+        raise TypeError(f"{type(self).__name__} says no way to move; use Swapped, JustInTime or Subtracted")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.move(0.0)
+
+
+class Swapped(Direction):
+    """Each active tensor points to a perturbed copy: a block's worth of memory, nothing in the way of the forward."""
+
+    def __enter__(self) -> Self:
+        self.originals = [member.param.data for member in self.members]
+        return self
+
+    def move(self, scale: float) -> None:
+        for (_, param, basis), original in zip(self.members, self.originals, strict=True):
+            param.data = original  # drops the previous copy before the next one is made
+            if scale:
+                param.data = basis.perturbed(original, self.key, scale, self.rounding)
+
+
+class JustInTime(Direction):
+    """An active tensor is perturbed when a torch function reads it: memory for the largest layer at most.
+
+    Args:
+        budget: bytes of copies kept, oldest dropped first; the copy in use may exceed it.
+    """
+
+    def __init__(self, key: Key, members: Sequence[Member], rounding: Rounding, budget: int) -> None:
+        super().__init__(key, members, rounding)
+        self.scale = 0.0
+        self.mode = _Substitute(self._perturbed, {id(m.param): m for m in members}, budget)
+
+    def _perturbed(self, member: Member) -> Tensor:
+        return member.basis.perturbed(member.param, self.key, self.scale, self.rounding)
+
+    def __enter__(self) -> Self:
+        self.mode.__enter__()
+        return self
+
+    def move(self, scale: float) -> None:
+        self.scale = scale
+        self.mode.active = scale != 0
+        self.mode.copies.clear()
+
+    def __exit__(self, *exception: object) -> None:
+        self.move(0.0)
+        self.mode.__exit__(*exception)
+
+
+class Subtracted(Direction):
+    """MeZO's way: the weights themselves are moved, and moved back by subtraction.
+
+    No extra memory, but 16-bit weights do not return to where they were.
+    """
+
+    at = 0.0
+
+    def move(self, scale: float) -> None:
+        for _, param, basis in self.members:
+            basis.add_(param, self.key, (scale - self.at,), 1.0, self.rounding)
+        self.at = scale
+
+
+def _metadata() -> set[Any]:
+    """Functions that ask what a tensor is, not what is in it."""
+    names = (
+        "shape dtype device layout ndim requires_grad is_leaf grad grad_fn is_cuda is_cpu is_meta is_sparse "
+        "is_quantized is_nested itemsize nbytes output_nr _version _backward_hooks _base "
+        "size dim numel nelement stride element_size is_contiguous is_floating_point is_complex storage_offset "
+        "get_device is_shared __len__ __hash__ ndimension"
+    )
+    found = set()
+    for name in names.split():
+        attribute = getattr(torch.Tensor, name, None)
+        if attribute is not None:
+            found.add(attribute if callable(attribute) else attribute.__get__)
+    return found
+
+
+class _Substitute(TorchFunctionMode):
+    """Hands every torch function a perturbed copy in place of an active tensor."""
+
+    METADATA = _metadata()
+
+    def __init__(self, make: Callable[[Member], Tensor], members: dict[int, Member], budget: int) -> None:
+        super().__init__()
+        self.make, self.members, self.budget = make, members, budget
+        self.copies: OrderedDict[int, Tensor] = OrderedDict()
+        self.active = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.active and func not in self.METADATA:
+            args = tuple(self._swap(a) for a in args)
+            kwargs = {name: self._swap(a) for name, a in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _swap(self, argument: Any) -> Any:
+        if isinstance(argument, Tensor):
+            member = self.members.get(id(argument))
+            return argument if member is None else self._copy(member)
+        if isinstance(argument, (list, tuple)) and any(isinstance(a, (Tensor, list, tuple)) for a in argument):
+            swapped = [self._swap(a) for a in argument]
+            return swapped if isinstance(argument, list) else tuple(swapped)
+        return argument
+
+    def _copy(self, member: Member) -> Tensor:
+        found = self.copies.get(id(member.param))
+        if found is None:
+            room = self.budget - member.param.nbytes
+            while self.copies and sum(c.nbytes for c in self.copies.values()) > room:
+                self.copies.popitem(last=False)
+            found = self.make(member)
+            if room >= 0:
+                self.copies[id(member.param)] = found
+        return found

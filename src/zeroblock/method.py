@@ -1,0 +1,203 @@
+"""Methods: each a name, a citation and one expression over the five parts.
+
+Joining ``METHODS`` is joining the library: the generic tests run over the table.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from .block import Partition, layers, whole
+from .errors import unknown
+from .estimator import TwoSided
+from .noise import Rounding
+from .optimizer import ZeroOrder
+from .rule import Adam, Momentum, Sign
+from .schedule import Adaptive, Ascending, Schedule, Shuffled
+from .subspace import LowRank, Sparse
+
+Method = Callable[..., ZeroOrder]
+METHODS: dict[str, Method] = {}
+CITATIONS: dict[str, str] = {}
+
+MEZO = "Malladi et al. 2023, Fine-Tuning Language Models with Just Forward Passes"
+BCD = "Park et al. 2025, Elucidating Subspace Perturbation in Zeroth-Order Optimization: Theory and Practice at Scale"
+LOZO = "Chen et al. 2024, Enhancing Zeroth-order Fine-tuning for Language Models with Low-rank Structures"
+SPARSE = "Liu et al. 2024, Sparse MeZO: Less Parameters for Better Performance in Zeroth-Order LLM Fine-Tuning"
+SIGN = "Liu et al. 2019, signSGD via Zeroth-Order Oracle"
+MOMENTUM = "Zhang et al. 2024, Revisiting Zeroth-Order Optimization for Memory-Efficient LLM Fine-Tuning"
+
+
+def method(citation: str) -> Callable[[Method], Method]:
+    """Enter a factory in the table."""
+
+    def enter(factory: Method) -> Method:
+        METHODS[factory.__name__] = factory
+        CITATIONS[factory.__name__] = citation
+        return factory
+
+    return enter
+
+
+@method(MEZO)
+def mezo(
+    model: nn.Module, lr: float = 1e-6, eps: float = 1e-3, *, probes: int = 1, as_published: bool = False, **options: Any
+) -> ZeroOrder:
+    """Perturb and move every weight at once.
+
+    ``as_published`` restores by subtraction and rounds to nearest, so that 16-bit weights drift.
+    """
+    if as_published:
+        options = {"restore": "subtract", "rounding": Rounding.NEAREST, **options}
+    return ZeroOrder(model, lr, partition=whole, estimator=TwoSided(eps, probes), **options)
+
+
+@method(MEZO)
+def mezo_adam(
+    model: nn.Module, lr: float = 1e-5, eps: float = 1e-3, *, probes: int = 1, rule: Adam | None = None, **options: Any
+) -> ZeroOrder:
+    """MeZO with Adam's moments of every weight, kept: eight bytes a weight."""
+    rule = rule or Adam(reset=False)
+    return ZeroOrder(model, lr, partition=whole, estimator=TwoSided(eps, probes), rule=rule, **options)
+
+
+@method(BCD)
+def mezo_bcd(
+    model: nn.Module,
+    lr: float = 1e-5,
+    eps: float = 1e-3,
+    *,
+    probes: int = 1,
+    partition: Partition = layers,
+    schedule: Schedule | None = None,
+    **options: Any,
+) -> ZeroOrder:
+    """Perturb and move one block a step, each block once a cycle in random order."""
+    schedule = schedule or Shuffled()
+    return ZeroOrder(
+        model, lr, partition=partition, schedule=schedule, estimator=TwoSided(eps, probes), **options
+    )  # fmt: skip
+
+
+@method(BCD)
+def mezo_bcd_adaptive(
+    model: nn.Module,
+    lr: float = 5e-6,
+    eps: float = 1e-3,
+    *,
+    probes: int = 1,
+    partition: Partition = layers,
+    schedule: Adaptive | None = None,
+    as_published: bool = False,
+    **options: Any,
+) -> ZeroOrder:
+    """MeZO-BCD that visits blocks of large coefficients more often.
+
+    ``as_published`` averages signed coefficients after an ascending warm-up, as the paper's algorithm writes.
+    """
+    schedule = schedule or (Adaptive(signed=True, first=Ascending()) if as_published else Adaptive())
+    return mezo_bcd(model, lr, eps, probes=probes, partition=partition, schedule=schedule, **options)
+
+
+@method(BCD)
+def mezo_bcd_adam(
+    model: nn.Module,
+    lr: float = 5e-5,
+    eps: float = 1e-3,
+    *,
+    interval: int = 50,
+    rule: Adam | None = None,
+    **options: Any,
+) -> ZeroOrder:
+    """MeZO-BCD that holds a block for ``interval`` steps of Adam, then forgets the moments."""
+    return mezo_bcd(model, lr, eps, interval=interval, rule=rule or Adam(reset=True), **options)
+
+
+@method(LOZO)
+def lozo(
+    model: nn.Module,
+    lr: float = 1e-6,
+    eps: float = 1e-3,
+    *,
+    rank: int = 2,
+    interval: int = 50,
+    as_published: bool = False,
+    **options: Any,
+) -> ZeroOrder:
+    """Directions U Vᵀ of low rank, with V held for ``interval`` steps.
+
+    ``as_published`` updates along another U than the one measured on the steps that draw V.
+    """
+    return mezo(model, lr, eps, subspace=LowRank(rank, as_published), interval=interval, **options)
+
+
+@method(LOZO)
+def lozo_m(
+    model: nn.Module, lr: float = 1e-6, eps: float = 1e-3, *, beta: float = 0.9, **options: Any
+) -> ZeroOrder:
+    """LOZO with momentum of m×r coordinates, carried from one V to the next."""
+    return lozo(model, lr, eps, rule=Momentum(beta), **options)
+
+
+@method(SPARSE)
+def sparse_mezo(
+    model: nn.Module, lr: float = 2e-7, eps: float = 1e-3, *, keep: float = 0.75, **options: Any
+) -> ZeroOrder:
+    """MeZO on the weights of small magnitude: ``keep`` is the percentile that SparseMeZO calls its sparsity."""
+    return mezo(model, lr, eps, subspace=Sparse(keep), **options)
+
+
+@method(SIGN)
+def zo_sign(
+    model: nn.Module, lr: float = 1e-6, eps: float = 1e-3, *, partition: Partition = whole, **options: Any
+) -> ZeroOrder:
+    """Move every active coordinate by lr, against the sign of its estimate."""
+    return mezo_bcd(model, lr, eps, partition=partition, rule=Sign(), **options)
+
+
+@method(MOMENTUM)
+def zo_momentum(
+    model: nn.Module,
+    lr: float = 1e-6,
+    eps: float = 1e-3,
+    *,
+    beta: float = 0.9,
+    partition: Partition = whole,
+    **options: Any,
+) -> ZeroOrder:
+    """Heavy-ball momentum of the estimates."""
+    return mezo_bcd(model, lr, eps, partition=partition, rule=Momentum(beta), **options)
+
+
+def get(name: str) -> Method:
+    """A method by name; an unknown one gets the nearest suggested."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]
+
+
+def describe(factory: Method) -> dict[str, Any]:
+    """Name, summary, parts, defaults and citation of a method, read off the factory itself."""
+    defaults = {
+        name: getattr(p.default, "__name__", p.default)
+        for name, p in inspect.signature(factory).parameters.items()
+        if p.default is not inspect.Parameter.empty and p.default is not None
+    }
+    return {
+        "name": factory.__name__,
+        "summary": (inspect.getdoc(factory) or "").partition("\n")[0],
+        "parts": factory(_specimen()).parts,
+        "defaults": defaults,
+        "citation": CITATIONS[factory.__name__],
+    }
+
+
+@functools.cache
+def _specimen() -> nn.Module:
+    """A model small enough to read a method's parts off."""
+    return nn.ModuleDict({"embed": nn.Embedding(2, 2), "layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})

@@ -1,0 +1,363 @@
+"""The optimizer: partition × schedule × subspace × estimator × rule.
+
+    c = (L(θ + εPz) - L(θ - εPz)) / 2ε        δ = rule(c·z)        θ ← θ - lr·Pδ
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from . import block as blocks_of
+from .block import Block, Partition
+from .direction import Direction, JustInTime, Member, Subtracted, Swapped
+from .errors import ZeroBlockError, ZeroBlockWarning
+from .estimator import Estimate, Estimator, TwoSided
+from .journal import Record
+from .noise import Distribution, Key, Rounding
+from .ops import DTYPES
+from .rule import SGD, Rule
+from .schedule import Schedule, Shuffled
+from .subspace import Basis, Full, Subspace
+
+Closure = Callable[[], Any]
+"""Returns a number: a float, a numpy scalar or a tensor (averaged in fp32), from one micro-batch."""
+
+
+def is_matrix(name: str, param: Tensor) -> bool:
+    """What weight decay applies to by default: not to biases and norms."""
+    return param.dim() >= 2
+
+
+class ZeroOrder(torch.optim.Optimizer):
+    """Optimizes any objective of any module with evaluations only, one block at a time.
+
+    >>> model = nn.Linear(2, 1)
+    >>> optimizer = ZeroOrder(model, lr=0.1, partition=blocks_of.whole)
+    >>> loss = optimizer.step(lambda: model(torch.ones(2)).square().sum())
+
+    Args:
+        model: its trainable parameters are optimized; fp32, fp64, fp16 or bf16.
+        lr: learning rate; ``param_groups`` hold it, so ``torch.optim.lr_scheduler`` works.
+        partition: cuts the model into blocks: ``whole``, ``layers``, ``linears``, or a list of blocks.
+        schedule: which block is active in a turn.
+        subspace: where in the block directions are drawn.
+        estimator: how many directions, how far, how measured.
+        rule: from the estimate to the step.
+        interval: steps a turn: how long a block and its basis are held.
+        seed: of noise, bases and schedule.
+        weight_decay: λ, decoupled, on the active block.
+        decays: which parameters λ applies to, by name and tensor; matrices by default.
+        distribution: of the coordinates.
+        rounding: of 16-bit weights.
+        restore: "copy" never writes θ while measuring; "subtract" is MeZO's way, in place.
+        patience: consecutive steps with a non-finite loss before giving up.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        *,
+        partition: Partition | Sequence[Block | Iterable[str]] = blocks_of.layers,
+        schedule: Schedule | None = None,
+        subspace: Subspace | None = None,
+        estimator: Estimator | None = None,
+        rule: Rule | None = None,
+        interval: int = 1,
+        seed: int = 0,
+        weight_decay: float = 0.0,
+        decays: Callable[[str, Tensor], bool] = is_matrix,
+        distribution: Distribution = Distribution.NORMAL,
+        rounding: Rounding = Rounding.STOCHASTIC,
+        restore: Literal["copy", "subtract"] = "copy",
+        patience: int = 20,
+    ) -> None:
+        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
+            if not (value >= 0 and math.isfinite(value)):
+                raise ZeroBlockError(f"{name} must be finite and not negative, got {value}")
+        for name, count in (("interval", interval), ("patience", patience)):
+            if count < 1:
+                raise ZeroBlockError(f"{name} must be at least 1, got {count}")
+        if restore not in ("copy", "subtract"):
+            raise ZeroBlockError(f"restore must be 'copy' or 'subtract', got {restore!r}")
+        self.model = model
+        self.blocks = partition(model) if callable(partition) else blocks_of.explicit(model, partition)
+        self.partition = partition
+        self.schedule: Schedule = schedule or Shuffled()
+        self.subspace: Subspace = subspace or Full()
+        self.estimator: Estimator = estimator or TwoSided()
+        self.rule: Rule = rule or SGD()
+        self.interval, self.seed, self.decays = interval, Key(seed, 0).seed, decays
+        self.distribution, self.rounding = distribution, rounding
+        self.restore, self.patience = restore, patience
+
+        self.offsets: dict[str, int] = {}
+        total = 0
+        for name, param in model.named_parameters():  # frozen ones too: freezing moves nobody's noise
+            self.offsets[name] = total
+            total += param.numel()
+        self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        for name, param in self.params.items():
+            if param.is_meta:
+                raise ZeroBlockError(f"{name!r} is on the meta device; load the weights first")
+            if param.dtype not in DTYPES:
+                raise ZeroBlockError(
+                    f"{name!r} is {param.dtype}; zeroblock moves fp32, fp64, fp16 and bf16 weights: "
+                    "freeze the others with requires_grad_(False)"
+                )
+        super().__init__(list(self.params.values()), {"lr": lr, "weight_decay": weight_decay})
+
+        self.thresholds = {n: self.subspace.threshold(p) for n, p in self.params.items()}
+        self.steps = 0
+        """Steps taken, skipped ones counted in."""
+        self.skipped = 0
+        """Steps whose loss was not finite."""
+        self.scores = [0.0] * len(self.blocks)
+        self.record: Record | None = None
+        """The last step."""
+        self._run_of_bad = 0
+        self._turn = 0
+        self._enter_turn()
+
+    def __repr__(self) -> str:
+        return f"ZeroOrder({', '.join(f'{k}={v}' for k, v in self.parts.items())})"
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The composition, for people and for checks: every value that the weights depend on."""
+        cut = self.partition
+        if isinstance(cut, functools.partial):
+            options = ", ".join(f"{k}={v}" for k, v in cut.keywords.items())
+            name = f"{cut.func.__name__}({options})"
+        else:
+            name = getattr(cut, "__name__", "explicit")
+        return {
+            "partition": name,
+            "schedule": repr(self.schedule),
+            "subspace": repr(self.subspace),
+            "estimator": repr(self.estimator),
+            "rule": repr(self.rule),
+            "interval": repr(self.interval),
+            "distribution": self.distribution.name.lower(),
+            "rounding": self.rounding.name.lower(),
+        }
+
+    @torch.no_grad()
+    def step(self, closure: Closure | Sequence[Closure] | None = None) -> Tensor:  # type: ignore[override]
+        """Measure and move.
+
+        Args:
+            closure: any objective, evaluated in evaluation mode and without gradient; or several,
+                one a micro-batch, whose mean is the objective.
+
+        Returns:
+            The loss: the mean of the two sides, or that at θ when one-sided; a scalar on the CPU.
+        """
+        if self.steps // self.interval != self._turn:
+            self._turn = self.steps // self.interval
+            self._enter_turn()
+        directions = [self._direction(probe) for probe in range(self.estimator.probes)]
+        with _evaluation(self.model):
+            estimate = self.estimator(_objective(closure), directions)
+        lr = float(self.param_groups[0]["lr"])
+        self.record = Record(self.steps, self.block, estimate.coeffs, lr, estimate.losses, estimate.loss)
+        if estimate.finite:
+            self._run_of_bad = 0
+            self._move(estimate, lr)
+            self.schedule.observe(self.scores, self.block, estimate.coeffs)
+        self.steps += 1
+        if not estimate.finite:
+            self._skip()
+        return torch.tensor(estimate.loss)
+
+    def _enter_turn(self) -> None:
+        """Choose the block of this turn; a rule that resets forgets."""
+        self.block = self.schedule.pick(self._turn, len(self.blocks), self.seed, self.scores)
+        if self.rule.reset:
+            self.state.clear()
+        self._place()
+
+    def _place(self) -> None:
+        key = Key(self.seed, self._turn * self.interval)
+        names = self.blocks[self.block].params
+        self.members = [Member(n, self.params[n], self._basis(n, key)) for n in names]
+
+    def _basis(self, name: str, key: Key) -> Basis:
+        param = self.params[name]
+        return self.subspace.basis(param, key, self.offsets[name], self.thresholds[name], self.distribution)
+
+    def _direction(self, probe: int) -> Direction:
+        key = Key(self.seed, self.steps, probe)
+        if self.restore == "subtract":
+            return Subtracted(key, self.members, self.rounding)
+        if len(self.blocks) > 1 or self._opaque:
+            return Swapped(key, self.members, self.rounding)
+        return JustInTime(key, self.members, self.rounding, self._budget)
+
+    @functools.cached_property
+    def _budget(self) -> int:
+        """Bytes of the largest layer, or of the largest tensor where there are no layers."""
+        try:
+            cut = blocks_of.layers(self.model)
+        except ZeroBlockError:
+            return max(p.nbytes for p in self.params.values())
+        return max(sum(self.params[n].nbytes for n in b.params) for b in cut)
+
+    @functools.cached_property
+    def _opaque(self) -> bool:
+        """Whether the model reads weights where no torch function shows it: compiled or scripted."""
+        for module in self.model.modules():
+            compiled = getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+            if compiled or isinstance(module, torch.jit.ScriptModule):
+                warnings.warn(
+                    "a compiled or scripted model is evaluated on a perturbed copy of the whole block; "
+                    "for less memory give the plain model, a partition into layers, or restore='subtract'",
+                    ZeroBlockWarning,
+                    stacklevel=5,
+                )
+                return True
+        return False
+
+    def _move(self, estimate: Estimate, lr: float) -> None:
+        key = Key(self.seed, self.steps)
+        share = [c / len(estimate.coeffs) for c in estimate.coeffs]
+        weight_decay = self.param_groups[0]["weight_decay"]
+        for name, param, basis in self.members:
+            decay = 1 - lr * weight_decay if weight_decay and self.decays(name, param) else 1.0
+            if isinstance(self.rule, SGD):
+                basis.add_(param, key, [-lr * s for s in share], decay, self.rounding)
+                continue
+            state = self._state(name, param, basis)
+            for span in basis.spans():
+                g = basis.coords(param, key, span).mul_(share[0])
+                for probe in range(1, len(share)):
+                    g.add_(basis.coords(param, key.to(probe=probe), span), alpha=share[probe])
+                delta = self.rule.delta(g, {s: state[s][span] for s in self.rule.state}, state["t"])
+                basis.lift_(param, delta, span, -lr, key, decay, self.rounding)
+
+    def _state(self, name: str, param: Tensor, basis: Basis) -> dict[str, Any]:
+        """The rule's state of a tensor, in the current basis."""
+        state = self.state[param]
+        if not state:
+            zeros = {s: torch.zeros(basis.size, device=param.device) for s in self.rule.state}
+            state.update(zeros, t=0, turn=self._turn)
+        if state["turn"] != self._turn and "m" in state:
+            old = self._basis(name, Key(self.seed, state["turn"] * self.interval))
+            state["m"] = basis.transport(state["m"], old)
+        state["turn"] = self._turn
+        state["t"] += 1
+        return state
+
+    def _skip(self) -> None:
+        self.skipped += 1
+        self._run_of_bad += 1
+        advice = "lower lr (try a tenth), lower eps if the weights are small, or use bf16 or fp32 instead of fp16"
+        if self._run_of_bad >= self.patience:
+            raise ZeroBlockError(
+                f"the loss was not finite for {self._run_of_bad} steps in a row, the last being step "
+                f"{self.steps - 1}: {advice}"
+            )
+        if self.skipped == 1:
+            warnings.warn(
+                f"the loss of step {self.steps - 1} is not finite; the step is skipped and counted in "
+                f"optimizer.skipped. If it goes on: {advice}",
+                ZeroBlockWarning,
+                stacklevel=4,
+            )
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """Everything that continuing needs besides the weights: plain values and tensors."""
+        names = {id(p): n for n, p in self.params.items()}
+        return {
+            "parts": self.parts,
+            "seed": self.seed,
+            "steps": self.steps,
+            "turn": self._turn,
+            "block": self.block,
+            "skipped": self.skipped,
+            "run_of_bad": self._run_of_bad,
+            "scores": list(self.scores),
+            "thresholds": dict(self.thresholds),
+            "state": {names[id(p)]: dict(s) for p, s in self.state.items() if s},
+            "param_groups": [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """Continue where ``state_dict()`` was taken, bit for bit, given the weights of that moment."""
+        if "parts" not in state_dict:
+            raise ZeroBlockError("this state is not one of ZeroOrder.state_dict()")
+        for what, mine, theirs in [
+            ("seed", self.seed, state_dict["seed"]),
+            ("number of blocks", len(self.blocks), len(state_dict["scores"])),
+            *((part, mine, state_dict["parts"].get(part)) for part, mine in self.parts.items()),
+        ]:
+            if mine != theirs:
+                raise ZeroBlockError(f"the state was saved with {what} {theirs}, this optimizer has {mine}")
+        unknown_names = set(state_dict["state"]) - set(self.params)
+        if unknown_names:
+            raise ZeroBlockError(f"the state has parameters this model lacks, one being {min(unknown_names)!r}")
+        self.steps, self._turn, self.block = state_dict["steps"], state_dict["turn"], state_dict["block"]
+        self.skipped, self._run_of_bad = state_dict["skipped"], state_dict["run_of_bad"]
+        self.scores, self.thresholds = list(state_dict["scores"]), dict(state_dict["thresholds"])
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update(saved)
+        self.state.clear()
+        for name, saved in state_dict["state"].items():
+            param = self.params[name]
+            self.state[param] = {
+                k: v.detach().clone().to(param.device) if isinstance(v, Tensor) else v for k, v in saved.items()
+            }
+        self._place()
+
+
+@contextlib.contextmanager
+def _evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, every module's own mode again outside."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _objective(closure: Closure | Sequence[Closure] | None) -> Callable[[], float]:
+    """The mean over the micro-batches' closures, as a float."""
+    closures = [closure] if callable(closure) else list(closure or ())
+
+    def objective() -> float:
+        if not closures:
+            raise ZeroBlockError("step() needs a closure: a function of no arguments that returns the loss")
+        values = []
+        for evaluate in closures:
+            # autocast keeps 16-bit copies of the weights; they would hide the perturbation
+            torch.clear_autocast_cache()
+            values.append(_number(evaluate()))
+        torch.clear_autocast_cache()
+        return sum(values) / len(values)
+
+    return objective
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, Tensor):
+        wide = value.detach() if value.dtype == torch.float64 else value.detach().float()
+        return float(wide.mean())
+    if value is None:
+        raise ZeroBlockError("the closure returned None; return the loss from it")
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ZeroBlockError(
+            f"the closure must return a number, got {type(value).__name__}; from a model's output return its loss"
+        ) from error
