@@ -148,6 +148,10 @@ def _trainable(model: nn.Module) -> list[str]:
     return names
 
 
+def _dotted(path: str) -> str:
+    return f"{path}." if path else ""
+
+
 def _by_owner(names: Iterable[str]) -> list[tuple[str, list[str]]]:
     """Names grouped by the module that holds them, in order."""
     groups = itertools.groupby(names, key=lambda name: name.rpartition(".")[0] or name)
@@ -158,11 +162,11 @@ def _anatomy(model: nn.Module) -> tuple[list[Named], list[list[Named]], list[Nam
     """Modules before the layers, stacks of layers, modules after them; empty ones left out."""
     stacks: list[str] = []
     for path, module in model.named_modules():
-        inside = any(path.startswith(f"{stack}.") for stack in stacks)
+        inside = any(path.startswith(_dotted(stack)) for stack in stacks)
         if isinstance(module, nn.ModuleList) and len(module) and not inside:
             stacks.append(path)
     names = _trainable(model)
-    layer_of = re.compile("|".join(rf"^{re.escape(stack)}\.\d+(?=\.)" for stack in stacks) or r"(?!)")
+    layer_of = re.compile("|".join(rf"^{re.escape(_dotted(stack))}\d+(?=\.)" for stack in stacks) or r"(?!)")
     if not stacks:
         raise ZeroBlockError(
             f"{type(model).__name__} has no nn.ModuleList of layers; use partition=whole, "

@@ -124,7 +124,6 @@ class ZeroOrder(torch.optim.Optimizer):
         self.record: Record | None = None
         """The last step."""
         self._run_of_bad = 0
-        self._turn = 0
         self._enter_turn()
 
     def __repr__(self) -> str:
@@ -161,9 +160,6 @@ class ZeroOrder(torch.optim.Optimizer):
         Returns:
             The loss: the mean of the two sides, or that at θ when one-sided; a scalar on the CPU.
         """
-        if self.steps // self.interval != self._turn:
-            self._turn = self.steps // self.interval
-            self._enter_turn()
         directions = [self._direction(probe) for probe in range(self.estimator.probes)]
         with _evaluation(self.model):
             estimate = self.estimator(_objective(closure), directions)
@@ -174,12 +170,15 @@ class ZeroOrder(torch.optim.Optimizer):
             self._move(estimate, lr)
             self.schedule.observe(self.scores, self.block, estimate.coeffs)
         self.steps += 1
+        if self.steps % self.interval == 0:
+            self._enter_turn()
         if not estimate.finite:
             self._skip()
         return torch.tensor(estimate.loss)
 
     def _enter_turn(self) -> None:
-        """Choose the block of this turn; a rule that resets forgets."""
+        """Choose the block of the turn that starts with the next step; a rule that resets forgets."""
+        self._turn = self.steps // self.interval
         self.block = self.schedule.pick(self._turn, len(self.blocks), self.seed, self.scores)
         if self.rule.reset:
             self.state.clear()
@@ -280,7 +279,6 @@ class ZeroOrder(torch.optim.Optimizer):
             "parts": self.parts,
             "seed": self.seed,
             "steps": self.steps,
-            "turn": self._turn,
             "block": self.block,
             "skipped": self.skipped,
             "run_of_bad": self._run_of_bad,
@@ -304,7 +302,8 @@ class ZeroOrder(torch.optim.Optimizer):
         unknown_names = set(state_dict["state"]) - set(self.params)
         if unknown_names:
             raise ZeroBlockError(f"the state has parameters this model lacks, one being {min(unknown_names)!r}")
-        self.steps, self._turn, self.block = state_dict["steps"], state_dict["turn"], state_dict["block"]
+        self.steps, self.block = state_dict["steps"], state_dict["block"]
+        self._turn = self.steps // self.interval
         self.skipped, self._run_of_bad = state_dict["skipped"], state_dict["run_of_bad"]
         self.scores, self.thresholds = list(state_dict["scores"]), dict(state_dict["thresholds"])
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):

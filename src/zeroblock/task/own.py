@@ -1,0 +1,322 @@
+"""The user's own data as a task.
+
+**A file of examples**, JSONL or CSV (or a folder with ``train.jsonl`` and, if there
+is one, ``validation.jsonl``; ``.csv`` too), one example a row, in one of two layouts::
+
+    {"prompt": "English: cat\\nFrench:", "completion": " chat"}
+    {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}
+
+Prompt and completion are concatenated as they are written: a space between them must
+be in one of the two.  Completions of one line end in a newline, as in SQuAD; longer
+ones, and chats, in the end-of-sequence token.  A chat is trained on its last message,
+which is the assistant's, and reads as the tokenizer's chat template has it; without a
+template, as ``User: …`` and ``Assistant: …`` lines.
+
+**A TOML file** that names the columns, a template and the options.  A classification::
+
+    train = "train.csv"                 # JSONL or CSV, relative to this file
+    validation = "test.csv"             # optional: without it, up to a fifth of train is held out for test
+    prompt = "{text} It was"            # {text} is the column text; {a.b} the field b of column a; {{ a brace
+    options = [" terrible", " great"]   # may hold {columns} too; or the name of a column that holds a list
+    label = "sentiment"                 # the column that says which is right
+    labels = ["neg", "pos"]             # its values, in the order of options; not needed for 0, 1, … or the options
+
+and a generation::
+
+    train = "train.jsonl"
+    prompt = "Question: {question}\\nAnswer:"
+    answer = " {reply}\\n"               # where reply is a list: the first is trained on, all are gold
+
+and, optionally in both, ``name``, ``summary``, ``objective`` (``"options"`` or
+``"answer"``), ``metric`` (``"accuracy"``; ``"f1"`` or ``"exact_match"`` to generate) and
+``calibration`` (the context of SFC).
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import ZeroBlockError, unknown
+from .example import DataError, Example, join
+from .metric import ACCURACY, F1, METRICS
+from .row import Row, read_rows
+from .source import Part
+from .split import Sizes
+from .task import Task
+
+SUFFIXES = (".toml", ".jsonl", ".json", ".csv")
+SIZES = Sizes(train=None)  # one's own rows are there to be used
+
+_FIELD = re.compile(r"\{\{|\}\}|\{([\w.]+)\}")
+
+
+def is_path(name: str) -> bool:
+    """Whether a task's name means a file or folder of one's own."""
+    return name.endswith(SUFFIXES) or "/" in name or Path(name).is_dir()
+
+
+def open_task(path: str | Path, tokenizer: Any = None) -> Task:
+    """The task of a TOML file, of a file of examples, or of a folder of them.
+
+    Args:
+        path: see the module.
+        tokenizer: writes chats by its template; only chats need it.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ZeroBlockError(f"no task file {path}")
+    if path.suffix == ".toml":
+        return _from_toml(path)
+    if path.is_dir():
+        found = [p for p in (path / f"train{suffix}" for suffix in (".jsonl", ".csv")) if p.is_file()]
+        if not found:
+            raise ZeroBlockError(f"no train.jsonl or train.csv in {path}")
+        beside = found[0].with_stem("validation")
+        return _from_rows(path.resolve().name, found[0], beside if beside.is_file() else None, tokenizer)
+    if path.suffix not in SUFFIXES:
+        raise ZeroBlockError(f"cannot tell what {path} is: expected {', '.join(SUFFIXES)}")
+    return _from_rows(path.stem, path, None, tokenizer)
+
+
+@dataclass(frozen=True)
+class Files:
+    """Two files as a source, looked for in the user's folder where one is given.
+
+    Args:
+        folder: where the names are relative to, unless the user says otherwise.
+        train: name of the file to train on.
+        validation: name of the file to test on; None to hold rows out.
+    """
+
+    folder: Path
+    train: str
+    validation: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.folder / self.train)
+
+    def __call__(self, part: Part, data: Path | None) -> list[Row] | None:
+        name = self.train if part == "train" else self.validation
+        return None if name is None else read_rows((data or self.folder) / name)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Prompt and completion, and chats
+
+
+def _from_rows(name: str, train: Path, validation: Path | None, tokenizer: Any) -> Task:
+    source = Files(train.parent, train.name, validation.name if validation else None)
+    rows = read_rows(train)
+    first = rows[0]
+    if "messages" in first.fields:
+        fields: tuple[str, ...] = ("messages",)
+        stop = None
+        render = _chat(tokenizer)
+    elif "prompt" in first.fields and "completion" in first.fields:
+        fields = ("prompt", "completion")
+        stop = None if any("\n" in str(row.fields.get("completion")).strip("\n") for row in rows) else "\n"
+        render = _completion(stop)
+    else:
+        raise ZeroBlockError(
+            f"{first.where}: expected the columns prompt and completion, or messages; the row has: "
+            f"{', '.join(map(str, first.fields))} (name others in a TOML file)"
+        )
+    summary = f"{' and '.join(fields)} of {train}"
+    return Task(name, summary, fields, render, source, objective="answer", metric=F1, sizes=SIZES, stop=stop)
+
+
+def _completion(stop: str | None) -> Callable[[Row], Example]:
+    def render(row: Row) -> Example:
+        completion = row.text("completion")
+        if not completion.strip():
+            raise DataError("the completion is empty")
+        context, (option,) = join(row.text("prompt"), (completion,))
+        if stop is not None:
+            option = option.rstrip("\n") + stop
+        return Example(context, (option,), 0, (completion.strip(),), calibration=None)
+
+    return render
+
+
+def _chat(tokenizer: Any) -> Callable[[Row], Example]:
+    template = getattr(tokenizer, "chat_template", None)
+
+    def render(row: Row) -> Example:
+        messages = row["messages"]
+        if not isinstance(messages, list) or not messages:
+            raise DataError("column 'messages' holds no list of messages")
+        for number, message in enumerate(messages, start=1):
+            for key in ("role", "content"):
+                if not isinstance(message, Mapping) or not isinstance(message.get(key), str):
+                    raise DataError(f"message {number} has no text in {key!r}")
+        last = messages[-1]
+        if last["role"] != "assistant" or not last["content"].strip():
+            raise DataError("the last message is not an answer of the assistant's")
+        context, option = _templated(tokenizer, messages) if template else _plain(messages)
+        return Example(context, (option,), 0, (last["content"].strip(),), calibration=None)
+
+    return render
+
+
+def _templated(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+    try:
+        context = str(tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True))
+        whole = str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except Exception as error:  # a template is a program of the model's author, and refuses in its own words
+        raise DataError(f"the chat template refuses these messages ({error})") from error
+    if not whole.startswith(context):
+        raise DataError("the chat template writes the conversation differently with its answer than without")
+    return context, whole[len(context) :].rstrip("\n")
+
+
+def _plain(messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+    lines = [f"{message['role'].capitalize()}: {message['content'].strip()}" for message in messages]
+    *before, last = lines
+    head = "Assistant:"
+    return "\n".join([*before, head]), last[len(head) :]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# TOML
+
+_KEYS: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "summary": (str,),
+    "train": (str,),
+    "validation": (str,),
+    "prompt": (str,),
+    "options": (list, str),
+    "label": (str,),
+    "labels": (list,),
+    "answer": (str,),
+    "objective": (str,),
+    "metric": (str,),
+    "calibration": (str,),
+}
+
+
+def _from_toml(path: Path) -> Task:
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ZeroBlockError(f"cannot read {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ZeroBlockError(f"{path}: invalid TOML ({error})") from error
+    try:
+        return _described(path, given)
+    except ZeroBlockError as error:
+        raise ZeroBlockError(f"{path}: {error}") from error
+
+
+def _described(path: Path, given: dict[str, Any]) -> Task:
+    for key, value in given.items():
+        if key not in _KEYS:
+            raise unknown("key", key, _KEYS)
+        if not isinstance(value, _KEYS[key]):
+            raise ZeroBlockError(f"{key} is {value!r}, expected {' or '.join(t.__name__ for t in _KEYS[key])}")
+    for key in ("train", "prompt"):
+        if key not in given:
+            raise ZeroBlockError(f"{key} is missing")
+    if ("answer" in given) == ("options" in given):
+        raise ZeroBlockError("give either options and label, or answer")
+    if "options" in given and "label" not in given:
+        raise ZeroBlockError("options need label, the column that says which is right")
+    generates = "answer" in given
+    metric_name = given.get("metric", "f1" if generates else "accuracy")
+    if metric_name not in METRICS:
+        raise unknown("metric", metric_name, METRICS)
+    metric = METRICS[metric_name]
+    if metric.generates != generates:
+        raise ZeroBlockError(f"metric {metric.name} is for {'answer' if metric.generates else 'options'}")
+    objective: Literal["options", "answer"] = given.get("objective", "answer" if generates else "options")
+    if objective not in ("options", "answer"):
+        raise unknown("objective", objective, ("options", "answer"))
+    if generates and objective == "options":
+        raise ZeroBlockError("objective options needs options")
+    templates = [given["prompt"], given.get("answer", "")]
+    if isinstance(given.get("options"), list):
+        if not given["options"] or not all(isinstance(option, str) for option in given["options"]):
+            raise ZeroBlockError("options is not a list of texts")
+        templates += given["options"]
+        if "labels" in given and len(given["labels"]) != len(given["options"]):
+            raise ZeroBlockError(f"{len(given['labels'])} labels for {len(given['options'])} options")
+    columns = [name for template in templates for name in _FIELD.findall(template) if name]
+    columns += [given["options"]] if isinstance(given.get("options"), str) else []
+    columns += [given["label"]] if "label" in given else []
+    return Task(
+        given.get("name", path.stem),
+        given.get("summary", f"described in {path}"),
+        tuple(dict.fromkeys(columns)),
+        _generation(given) if generates else _choice(given),
+        Files(path.parent, given["train"], given.get("validation")),
+        objective=objective,
+        metric=metric if generates else ACCURACY,
+        sizes=SIZES,
+        stop="\n" if given.get("answer", "\n").endswith("\n") else None,
+    )
+
+
+def _choice(given: Mapping[str, Any]) -> Callable[[Row], Example]:
+    def render(row: Row) -> Example:
+        templates = given["options"]
+        written = row.texts(templates) if isinstance(templates, str) else tuple(fill(t, row) for t in templates)
+        context, options = join(fill(given["prompt"], row), written)
+        label = _label(row[given["label"]], options, given.get("labels"))
+        return Example(context, options, label, calibration=given.get("calibration", "").strip(" "))
+
+    return render
+
+
+def _label(value: Any, options: Sequence[str], labels: Sequence[Any] | None) -> int:
+    """The index that a column's value means: one of the labels, an index, or an option's text."""
+    text = str(value).strip()
+    known = [str(label) for label in labels] if labels is not None else [option.strip() for option in options]
+    if text in known:
+        return known.index(text)
+    if labels is None and text.isdecimal() and int(text) < len(options):
+        return int(text)
+    expected = ", ".join(map(repr, known)) + ("" if labels is not None else f", or 0 to {len(options) - 1}")
+    raise DataError(f"unknown label {value!r}; expected {expected}")
+
+
+def _generation(given: Mapping[str, Any]) -> Callable[[Row], Example]:
+    def render(row: Row) -> Example:
+        lists = {n: row.texts(n) for n in _FIELD.findall(given["answer"]) if n and isinstance(row[n], (list, tuple))}
+        count = max(map(len, lists.values()), default=1)
+        if any(len(values) != count for values in lists.values()) or count == 0:
+            raise DataError("there are no answers" if count == 0 else "lists of answers of different lengths")
+        written = [fill(given["answer"], row, {n: values[i] for n, values in lists.items()}) for i in range(count)]
+        context, options = join(fill(given["prompt"], row), written[:1])
+        return Example(context, options, 0, tuple(text.strip() for text in written), calibration=None)
+
+    return render
+
+
+def fill(template: str, row: Row, given: Mapping[str, str] | None = None) -> str:
+    """A template with its ``{column}``s filled in.
+
+    Args:
+        template: text; ``{{`` and ``}}`` stand for braces.
+        row: where the columns are.
+        given: values that come before the row's.
+
+    >>> fill("{a} + {b} {{}}", Row({"a": "1", "b": 2}))
+    '1 + 2 {}'
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        if name is None:
+            return match[0][0]
+        if given is not None and name in given:
+            return given[name]
+        found = row[name]
+        # numbers are fine in a sentence; a list or an object would be Python's spelling of one
+        return str(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else row.text(name)
+
+    return _FIELD.sub(value, template)

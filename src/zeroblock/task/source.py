@@ -1,0 +1,89 @@
+"""Where rows come from: a local folder of JSONL, or the hub."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ..errors import ZeroBlockError
+from .row import Row, read_rows
+
+Part = Literal["train", "validation"]
+
+
+class Source(Protocol):
+    """Gives the rows of one part of a dataset."""
+
+    def __call__(self, part: Part, data: Path | None) -> Sequence[Row] | None:
+        """The rows, or None where the dataset has no such part.
+
+        Args:
+            part: ``"train"`` or ``"validation"``.
+            data: the user's folder; None for the source's own place.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A dataset of the Hugging Face hub, or a local folder in the same layout.
+
+    Args:
+        name: the task's name, which is the folder's.
+        path: the hub's dataset.
+        config: its configuration.
+    """
+
+    name: str
+    path: str
+    config: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}/{self.config}" if self.config else self.path
+
+    def __call__(self, part: Part, data: Path | None) -> Sequence[Row]:
+        return HubRows.load(self, part) if data is None else read_folder(self.name, part, data)
+
+
+def read_folder(name: str, part: Part, data: Path) -> list[Row]:
+    """The rows of ``DATA/name/part.jsonl``, or of ``DATA/part.jsonl`` where there is no such folder."""
+    places = (data / name / f"{part}.jsonl", data / f"{part}.jsonl")
+    for place in places:
+        if place.is_file():
+            return read_rows(place)
+    reason = "" if data.is_dir() else f" ({data} is not a folder)"
+    raise ZeroBlockError(f"no {part} data for {name}: looked for {places[0]} and {places[1]}{reason}")
+
+
+@dataclass(frozen=True)
+class HubRows(Sequence[Row]):
+    """Rows of the hub, read when asked for: some sets hold 100,000 and a run wants 1,500."""
+
+    table: Any
+    where: str
+
+    @classmethod
+    def load(cls, hub: Hub, part: Part) -> HubRows:
+        """Get one part of a dataset through the package ``datasets``."""
+        hint = f"or point --data at a folder that holds {hub.name}/{part}.jsonl"
+        try:
+            datasets = importlib.import_module("datasets")
+        except ImportError as error:
+            raise ZeroBlockError(f"{hub.name} comes from the hub: pip install datasets, {hint}") from error
+        try:
+            table = datasets.load_dataset(hub.path, hub.config, split=part)
+        except Exception as error:  # the layers below raise their own kinds of everything: network, cache, parsing
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ZeroBlockError(f"cannot get {hub} from the hub ({reason}); try again, {hint}") from error
+        return cls(table, f"{hub} {part}")
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return Row(self.table[int(index)], f"{self.where}[{index}]")

@@ -1,0 +1,276 @@
+"""The user's own data: prompt and completion, chats, and tasks described in TOML."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from zeroblock.errors import ZeroBlockError
+from zeroblock.task import Example, get
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def only(path, tokenizer=None):
+    """The examples of a task, in the order of its file."""
+    task = get(str(path), tokenizer)
+    return task, [task.example(row) for row in task.rows("train")]
+
+
+def test_prompt_and_completion(tmp_path):
+    rows = [{"prompt": "cat ->", "completion": " chat"}, {"prompt": "dog -> ", "completion": "chien \n"}]
+    task, examples = only(write(tmp_path / "words.jsonl", rows))
+    assert examples == [
+        Example("cat ->", (" chat\n",), 0, ("chat",), None),
+        Example("dog ->", (" chien \n",), 0, ("chien",), None),
+    ]
+    assert (task.name, task.kind, task.objective, task.metric.name, task.stop) == (
+        "words",
+        "generation",
+        "answer",
+        "f1",
+        "\n",
+    )
+
+
+def test_completions_of_many_lines_end_in_eos(tmp_path):
+    rows = [{"prompt": "list:", "completion": "\none\ntwo"}, {"prompt": "list:", "completion": " x"}]
+    task, examples = only(write(tmp_path / "long.jsonl", rows))
+    assert task.stop is None
+    assert [example.options for example in examples] == [("\none\ntwo",), (" x",)]
+
+
+def test_csv(tmp_path):
+    path = tmp_path / "words.csv"
+    path.write_bytes(b'\xef\xbb\xbfprompt,completion\r\n"cat\n->", chat\r\ndog ->, chien\r\n')
+    task, examples = only(path)
+    assert [(e.context, e.options) for e in examples] == [("cat\n->", (" chat\n",)), ("dog ->", (" chien\n",))]
+    assert [row.where for row in task.rows("train")] == [f"{path}:2", f"{path}:4"]
+
+
+def test_without_validation_test_is_held_out(tmp_path):
+    path = write(tmp_path / "n.jsonl", [{"prompt": f"{i} =", "completion": f" {i}"} for i in range(50)])
+    splits = get(str(path)).load(seed=0)
+    assert tuple(map(len, (splits.train, splits.dev, splits.test))) == (32, 8, 10)
+    assert len(set(splits.train + splits.dev + splits.test)) == 50
+    assert "held out" in splits.note
+
+
+def test_folder(tmp_path):
+    write(tmp_path / "train.jsonl", [{"prompt": f"{i} =", "completion": " t"} for i in range(10)])
+    write(tmp_path / "validation.jsonl", [{"prompt": "v =", "completion": " v"}])
+    splits = get(str(tmp_path)).load()
+    assert tuple(map(len, (splits.train, splits.dev, splits.test))) == (8, 2, 1)
+    assert splits.test[0].context == "v ="
+
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello!"},
+]
+
+
+class Chatty:
+    """A tokenizer as far as chats go: ChatML."""
+
+    chat_template = "chatml"
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt=False):
+        assert not tokenize
+        text = "".join(f"<|{m['role']}|>{m['content']}<|end|>\n" for m in messages)
+        return text + ("<|assistant|>" if add_generation_prompt else "")
+
+
+def test_chat_by_template(tmp_path):
+    task, examples = only(write(tmp_path / "chat.jsonl", [{"messages": CHAT}]), Chatty())
+    assert examples == [
+        Example(
+            "<|system|>Be brief.<|end|>\n<|user|>Hi<|end|>\n<|assistant|>", ("Hello!<|end|>",), 0, ("Hello!",), None
+        )
+    ]
+    assert task.stop is None
+
+
+def test_chat_without_template(tmp_path):
+    _, examples = only(write(tmp_path / "chat.jsonl", [{"messages": CHAT}]))
+    assert examples == [Example("System: Be brief.\nUser: Hi\nAssistant:", (" Hello!",), 0, ("Hello!",), None)]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "x"}, "no column 'completion'"),
+        ({"prompt": "x", "completion": " "}, "the completion is empty"),
+        ({"prompt": "x", "completion": 4}, "expected text"),
+    ],
+)
+def test_bad_completion(row, message, tmp_path):
+    path = write(tmp_path / "p.jsonl", [{"prompt": "a", "completion": "b"}, row])
+    with pytest.raises(ZeroBlockError, match=rf"p\.jsonl:2: .*{message}"):
+        get(str(path)).load()
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "no list of messages"),
+        (CHAT[:2], "not an answer of the assistant's"),
+        ([{"role": "assistant", "content": " "}], "not an answer"),
+        ([{"role": "user"}, CHAT[2]], "message 1 has no text in 'content'"),
+        (["hello"], "message 1 has no text in 'role'"),
+    ],
+)
+def test_bad_chat(messages, message, tmp_path):
+    path = write(tmp_path / "c.jsonl", [{"messages": CHAT}, {"messages": messages}])
+    with pytest.raises(ZeroBlockError, match=rf"c\.jsonl:2: .*{message}"):
+        get(str(path)).load()
+
+
+def test_unknown_layout(tmp_path):
+    path = write(tmp_path / "x.jsonl", [{"text": "a"}])
+    with pytest.raises(ZeroBlockError, match=r"x\.jsonl:1: expected the columns prompt and completion, or messages"):
+        get(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("prompt,completion\na,b,c\n", r"p\.csv:2: more than the header's 2 columns"),
+        ("prompt,completion\na,b\nc\n", r"p\.csv:3: no column 'completion'"),
+        ('prompt,completion\na,"b\n', r"p\.csv:2: invalid CSV"),
+        ("prompt,completion\n", "no rows in"),
+    ],
+)
+def test_bad_csv(content, message, tmp_path):
+    (tmp_path / "p.csv").write_text(content)
+    with pytest.raises(ZeroBlockError, match=message):
+        get(str(tmp_path / "p.csv")).load()
+
+
+def test_no_such_file(tmp_path):
+    with pytest.raises(ZeroBlockError, match="no task file"):
+        get(str(tmp_path / "none.toml"))
+    with pytest.raises(ZeroBlockError, match=r"no train\.jsonl or train\.csv in"):
+        get(str(tmp_path))
+
+
+MOOD = """
+train = "mood.csv"
+prompt = "{text} It was "
+options = ["terrible", "great"]
+label = "mood"
+labels = ["neg", "pos"]
+calibration = "It was"
+"""
+
+
+def test_toml_classification(tmp_path):
+    (tmp_path / "mood.toml").write_text(MOOD)
+    (tmp_path / "mood.csv").write_text("text,mood\nI slept.,neg\nI laughed.,pos\n")
+    task, examples = only(tmp_path / "mood.toml")
+    options = (" terrible", " great")
+    assert examples == [
+        Example("I slept. It was", options, 0, calibration="It was"),
+        Example("I laughed. It was", options, 1, calibration="It was"),
+    ]
+    assert (task.name, task.kind, task.metric.name, task.fields) == (
+        "mood",
+        "classification",
+        "accuracy",
+        ("text", "mood"),
+    )
+
+
+def test_toml_reads_from_the_users_folder(tmp_path):
+    (tmp_path / "mood.toml").write_text(MOOD + 'validation = "held.csv"\nname = "m"\n')
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "mood.csv").write_text("text,mood\nx,neg\n")
+    (there / "held.csv").write_text("text,mood\ny,pos\n")
+    task = get(str(tmp_path / "mood.toml"))
+    assert task.name == "m"
+    assert task.load(there).test[0].context == "y It was"
+    with pytest.raises(ZeroBlockError, match=r"cannot read .*mood\.csv"):
+        task.load()
+
+
+def test_toml_choice_with_columns(tmp_path):
+    write(
+        tmp_path / "q.jsonl",
+        [{"q": "2+2?", "a": "4", "b": 5, "right": "4"}, {"q": "1+1?", "a": "3", "b": 2, "right": 1}],
+    )
+    (tmp_path / "q.toml").write_text(
+        'train = "q.jsonl"\nprompt = "{q}"\noptions = [" {a}", " {b}"]\nlabel = "right"\nobjective = "answer"\n'
+    )
+    task, examples = only(tmp_path / "q.toml")
+    assert examples == [Example("2+2?", (" 4", " 5"), 0), Example("1+1?", (" 3", " 2"), 1)]
+    assert task.kind == "choice"
+
+
+def test_toml_choice_from_a_list(tmp_path):
+    write(tmp_path / "q.jsonl", [{"q": "2+2?", "all": [" 3", " 4", " 5"], "right": 1}])
+    (tmp_path / "q.toml").write_text('train = "q.jsonl"\nprompt = "{q}"\noptions = "all"\nlabel = "right"\n')
+    assert only(tmp_path / "q.toml")[1] == [Example("2+2?", (" 3", " 4", " 5"), 1)]
+
+
+def test_toml_generation(tmp_path):
+    write(tmp_path / "q.jsonl", [{"q": "{why}", "a": {"text": ["because", "for"]}}, {"q": "who", "a": {"text": ["I"]}}])
+    (tmp_path / "q.toml").write_text(
+        'train = "q.jsonl"\nprompt = "{{Q}} {q}\\nA:"\nanswer = " {a.text}\\n"\nmetric = "exact_match"\n'
+    )
+    task, examples = only(tmp_path / "q.toml")
+    assert examples == [
+        Example("{Q} {why}\nA:", (" because\n",), 0, ("because", "for"), None),
+        Example("{Q} who\nA:", (" I\n",), 0, ("I",), None),
+    ]
+    assert (task.kind, task.metric.name, task.stop, task.fields) == ("generation", "exact_match", "\n", ("q", "a.text"))
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("prompt = ", "invalid TOML"),
+        ('prompt = "x"', "train is missing"),
+        ('train = "t.csv"', "prompt is missing"),
+        ('train = "t.csv"\nprompt = "x"', "give either options and label, or answer"),
+        ('train = "t.csv"\nprompt = "x"\noptions = ["a"]', "options need label"),
+        ('train = "t.csv"\nprompt = "x"\noptions = []\nlabel = "l"', "not a list of texts"),
+        ('train = "t.csv"\nprompt = "x"\noptions = ["a"]\nlabel = "l"\nlabels = [1, 2]', "2 labels for 1 options"),
+        ('train = "t.csv"\npromt = "x"', "unknown key 'promt'; did you mean 'prompt'"),
+        ('train = 3\nprompt = "x"', "train is 3, expected str"),
+        ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nmetric = "f_1"', "unknown metric 'f_1'; did you mean 'f1'"),
+        ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nmetric = "accuracy"', "metric accuracy is for options"),
+        ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nobjective = "options"', "objective options needs options"),
+        ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nobjective = "reward"', "unknown objective 'reward'"),
+    ],
+)
+def test_bad_toml(toml, message, tmp_path):
+    (tmp_path / "t.toml").write_text(toml)
+    with pytest.raises(ZeroBlockError, match=rf"t\.toml: .*{message}"):
+        get(str(tmp_path / "t.toml"))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("x,maybe", "unknown label 'maybe'; expected 'neg', 'pos'"),
+        ("x", "no column 'mood'"),
+    ],
+)
+def test_bad_row_of_a_toml_task(row, message, tmp_path):
+    (tmp_path / "mood.toml").write_text(MOOD)
+    (tmp_path / "mood.csv").write_text(f"text,mood\nfine,pos\n{row}\n")
+    with pytest.raises(ZeroBlockError, match=rf"mood\.csv:3: {message}"):
+        get(str(tmp_path / "mood.toml")).load()
+
+
+def test_template_column_that_is_not_there(tmp_path):
+    (tmp_path / "mood.toml").write_text(MOOD.replace("{text}", "{txt}"))
+    (tmp_path / "mood.csv").write_text("text,mood\nfine,pos\n")
+    with pytest.raises(ZeroBlockError, match=r"mood\.csv:2: no column 'txt'; the row has: text, mood"):
+        get(str(tmp_path / "mood.toml")).load()

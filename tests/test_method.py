@@ -1,0 +1,259 @@
+"""One table of methods, one set of tests: joining the table is passing these."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from toy import DTYPES, Tiny, bits, distance, next_token, peak_bytes, same, snapshot
+
+import zeroblock as zb
+from zeroblock.method import CITATIONS, METHODS, describe, get
+from zeroblock.rule import SGD
+
+every_method = pytest.mark.parametrize("name", METHODS)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+RATES = {"mezo_adam": 2e-2, "mezo_bcd_adam": 5e-2, "zo_sign": 1e-2, "lozo": 2e-3, "lozo_m": 2e-3}
+BLOCKWISE = {"mezo_bcd": 2e-2, "mezo_bcd_adaptive": 2e-2}
+
+
+def build(name: str, model: nn.Module, **options: object) -> zb.ZeroOrder:
+    if "interval" not in options and name in ("lozo", "lozo_m", "mezo_bcd_adam"):
+        options["interval"] = 7  # several turns within a short test
+    return METHODS[name](model, **{"lr": {**RATES, **BLOCKWISE}.get(name, 4e-3), **options})
+
+
+@every_method
+def test_descends_a_quadratic(name: str) -> None:
+    model = Tiny()
+    loss = distance(model)
+    before = float(loss())
+    optimizer = build(name, model, seed=3)
+    for _ in range(700):
+        optimizer.step(loss)
+    assert float(loss()) < (0.9 if name == "sparse_mezo" else 0.7) * before  # its mask freezes most of the way
+
+
+@every_method
+@every_dtype
+def test_measuring_leaves_the_weights_alone(name: str, dtype: torch.dtype) -> None:
+    """Bit-identical afterwards, and never written meanwhile: not even while the objective runs."""
+    model = Tiny(dtype=dtype)
+    optimizer = build(name, model, probes=2)
+    before = snapshot(model)
+    storage = {n: p.data for n, p in model.named_parameters()}
+    where = {n: t.data_ptr() for n, t in storage.items()}
+    loss, seen = next_token(model), []
+
+    def objective() -> float:
+        assert same(storage, before)  # the tensors behind θ, looked at during the measurement
+        seen.append(float(loss()))
+        return seen[-1]
+
+    estimate = optimizer.estimator(objective, [optimizer._direction(k) for k in range(2)])
+    assert len(set(seen)) > 1, "the objective saw no perturbation"
+    assert estimate.losses == tuple(seen)
+    assert same(snapshot(model), before)
+    assert where == {n: p.data_ptr() for n, p in model.named_parameters()}
+
+
+@every_method
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("at", [0, 1])
+def test_an_exception_leaves_the_weights_alone(name: str, error: type[BaseException], at: int) -> None:
+    model = Tiny(dtype=torch.bfloat16)
+    model.train()
+    optimizer, loss, calls = build(name, model), next_token(model), itertools.count()
+    before = snapshot(model)
+
+    def objective() -> torch.Tensor:
+        value = loss()
+        if next(calls) == at:
+            raise error("in the middle")
+        return value
+
+    with pytest.raises(error):
+        optimizer.step(objective)
+    assert same(snapshot(model), before)
+    assert model.training
+    assert optimizer.steps == 0
+    assert torch.isfinite(optimizer.step(objective))  # and the next step is as if nothing had happened
+    clean = Tiny(dtype=torch.bfloat16)
+    build(name, clean).step(next_token(clean))
+    assert same(snapshot(model), snapshot(clean))
+
+
+@every_method
+@every_dtype
+def test_only_the_active_block_moves(name: str, dtype: torch.dtype) -> None:
+    model = Tiny(dtype=dtype)
+    optimizer, loss = build(name, model), next_token(model)
+    for _ in range(25):
+        before = snapshot(model)
+        optimizer.step(loss)
+        after = snapshot(model)
+        moved = {n for n in before if not torch.equal(bits(before[n]), bits(after[n]))}
+        active = set(optimizer.blocks[optimizer.record.block].params)
+        assert moved
+        assert moved <= active
+
+
+@every_method
+@every_dtype
+def test_replay_is_bit_exact(name: str, dtype: torch.dtype) -> None:
+    model = Tiny(dtype=dtype)
+    optimizer, loss = build(name, model, probes=2, weight_decay=0.01), next_token(model)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=30)
+    records = []
+    for i in range(30):
+        if i == 11:
+            with pytest.warns(zb.ZeroBlockWarning, match="step 11 is not finite"):
+                optimizer.step(lambda: float("nan"))
+        else:
+            optimizer.step(loss)
+        records.append(optimizer.record)
+        scheduler.step()
+        if i == 20:
+            halfway = snapshot(model)
+    again = Tiny(dtype=dtype)
+    replayed = build(name, again, probes=2, weight_decay=0.01)
+    with pytest.warns(zb.ZeroBlockWarning, match="step 11"):
+        zb.replay(replayed, records[:21])
+    assert same(snapshot(again), halfway)
+    zb.replay(replayed, records[21:])
+    assert same(snapshot(again), snapshot(model))
+    assert not same(snapshot(again), snapshot(Tiny(dtype=dtype)))
+    assert replayed.scores == optimizer.scores
+    assert replayed.skipped == optimizer.skipped == 1
+
+
+@every_method
+@every_dtype
+@pytest.mark.parametrize("cut", [0, 7, 17])
+def test_resumed_equals_uninterrupted(name: str, dtype: torch.dtype, cut: int) -> None:
+    def start(model: nn.Module) -> tuple[zb.ZeroOrder, torch.optim.lr_scheduler.LRScheduler]:
+        optimizer = build(name, model, seed=5)
+        return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
+
+    def run(model: nn.Module, optimizer: zb.ZeroOrder, scheduler: object, steps: int) -> list[float]:
+        losses = []
+        for _ in range(steps):
+            losses.append(float(optimizer.step(next_token(model))))
+            scheduler.step()
+        return losses
+
+    whole = Tiny(dtype=dtype)
+    expected = run(whole, *start(whole), 30)
+
+    first = Tiny(dtype=dtype)
+    optimizer, scheduler = start(first)
+    losses = run(first, optimizer, scheduler, cut)
+    file = io.BytesIO()
+    torch.save({"m": first.state_dict(), "o": optimizer.state_dict(), "s": scheduler.state_dict()}, file)
+    saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+
+    second = Tiny(dtype=dtype)
+    optimizer, scheduler = start(second)
+    second.load_state_dict(saved["m"])
+    optimizer.load_state_dict(saved["o"])
+    scheduler.load_state_dict(saved["s"])
+    losses += run(second, optimizer, scheduler, 30 - cut)
+    assert losses == expected
+    assert same(snapshot(second), snapshot(whole))
+
+
+@every_method
+def test_the_estimate_is_unbiased(name: str) -> None:
+    """E[c·Pz] = E[PPᵀ]∇f on a linear f, within four standard errors a block of coordinates.
+
+    With K draws in s dimensions the relative error in norm is about √((s + 1)/K).
+    """
+    model = Tiny(tied=False)
+    generator = torch.Generator().manual_seed(2)
+    slope = {n: torch.randn(p.shape, generator=generator) for n, p in model.named_parameters()}
+    start = snapshot(model)
+
+    def linear() -> torch.Tensor:
+        return sum((slope[n] * p).sum() for n, p in model.named_parameters())
+
+    optimizer = build(name, model, lr=1.0, eps=1.0, interval=1)
+    optimizer.rule = SGD()  # the other rules are not linear in the estimate
+    total = {n: torch.zeros_like(p) for n, p in start.items()}
+    visits = dict.fromkeys(start, 0)
+    draws = 1500
+    for _ in range(draws):
+        optimizer.step(linear)
+        for n in optimizer.blocks[optimizer.record.block].params:
+            p = model.get_parameter(n)
+            total[n] += start[n] - p.detach()
+            visits[n] += 1
+            p.data.copy_(start[n])
+    rank = getattr(optimizer.subspace, "rank", 1)
+    for block in optimizer.blocks:
+        got, want = [], []
+        for n in block.params:
+            expected = slope[n] * (rank if start[n].dim() > 1 else 1)
+            if optimizer.thresholds[n] is not None:
+                expected = expected * (start[n].abs() <= optimizer.thresholds[n])
+            got.append((total[n] / visits[n]).flatten())
+            want.append(expected.flatten())
+        g, w = torch.cat(got), torch.cat(want)
+        spread = ((w.numel() + 1) * rank / visits[block.params[0]]) ** 0.5
+        assert (g - w).norm() < 4 * spread * w.norm()
+        assert torch.dot(g, w) > (1 - 4 * spread) * w.square().sum()
+
+
+@every_method
+def test_extra_memory_is_bounded(name: str) -> None:
+    """A whole-model method needs its largest layer at most, a block method its block; the rule's state apart."""
+    torch.manual_seed(0)
+    model = nn.Module()
+    model.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(6))
+    x = torch.randn(1, 256)
+
+    def loss() -> torch.Tensor:
+        h = x
+        for layer in model.layers:
+            h = torch.tanh(layer(h))
+        return h.square().mean()
+
+    optimizer = build(name, model)
+    for _ in range(8):  # compile, and let the rule make its state
+        optimizer.step(loss)
+    layer = 256 * 257 * 4
+    activations = 64 * 1024
+    measure = [optimizer._direction(0)]
+    with torch.no_grad():
+        assert peak_bytes(lambda: optimizer.estimator(lambda: float(loss()), measure)) < layer + activations
+
+
+def test_subtraction_needs_no_copy() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(2))
+    optimizer = zb.mezo(model, restore="subtract")
+    run = lambda: optimizer.estimator(lambda: 0.0, [optimizer._direction(0)])  # noqa: E731
+    run()
+    assert peak_bytes(run) < 1024
+
+
+def test_descriptions_come_from_the_factories() -> None:
+    for name, factory in METHODS.items():
+        row = describe(factory)
+        assert row["name"] == name
+        assert row["summary"].endswith((".", "weight"))
+        assert row["citation"] == CITATIONS[name]
+        assert row["defaults"]["lr"] > 0
+    assert describe(METHODS["mezo_bcd_adam"])["parts"]["interval"] == "50"
+    assert describe(METHODS["lozo"])["parts"]["subspace"].startswith("LowRank(rank=2")
+    assert describe(METHODS["mezo"])["parts"]["partition"] == "whole"
+
+
+def test_an_unknown_method_suggests_the_nearest() -> None:
+    with pytest.raises(zb.ZeroBlockError, match="did you mean 'mezo_bcd'"):
+        get("mezo_bdc")
+    with pytest.raises(zb.ZeroBlockError, match="choose from: mezo, "):
+        get("xxxxxxxxxxx")
