@@ -11,8 +11,8 @@ import argparse
 from collections.abc import Callable
 
 import torch
-from record import append, machine, seconds
 
+from record import append, machine, seconds
 from zeroblock import ops
 from zeroblock.noise import Distribution, Key, Rounding
 
@@ -33,7 +33,6 @@ def main() -> None:
         x = torch.randn(n, device=args.device).mul_(0.02).to(dtype)
         y = torch.empty_like(x)
         steps = iter(range(10**6))
-        nearest = {"rounding": Rounding.NEAREST}
 
         def baseline(x: torch.Tensor = x) -> object:
             return x.add_(torch.normal(0.0, 1.0, x.shape, device=x.device, dtype=x.dtype), alpha=1e-6)
@@ -48,8 +47,8 @@ def main() -> None:
             "copy": (lambda x=x, y=y: y.copy_(x), 2),
             "torch.normal + add_": (baseline, 2),
             "add_noise_": (add, 2),
-            "add_noise_, nearest": (lambda: add(**nearest), 2),
-            "add_noise_, Rademacher": (lambda: add(distribution=Distribution.RADEMACHER), 2),
+            "add_noise_, nearest": (lambda add=add: add(rounding=Rounding.NEAREST), 2),
+            "add_noise_, Rademacher": (lambda add=add: add(distribution=Distribution.RADEMACHER), 2),
             "perturb_pair": (pair, 3),
         }
         times = {name: seconds(run, args.device) for name, (run, _) in operations.items()}

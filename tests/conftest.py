@@ -9,7 +9,6 @@ if shutil.which("nvidia-smi") is None:
 import pytest
 import torch
 
-
 if os.environ.get("PYTEST_XDIST_WORKER"):
     torch.set_num_threads(1)  # the workers are the parallelism
 

@@ -7,9 +7,9 @@ import functools
 import pytest
 import torch
 from torch import nn
-from toy import DTYPES, Tiny, bits, next_token, same, snapshot
 
 import zeroblock as zb
+from toy import DTYPES, Tiny, bits, next_token, same, snapshot
 from zeroblock.noise import Key, normal
 from zeroblock.subspace import Factored
 

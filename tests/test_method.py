@@ -8,9 +8,9 @@ import itertools
 import pytest
 import torch
 from torch import nn
-from toy import DTYPES, Tiny, bits, distance, next_token, peak_bytes, same, snapshot
 
 import zeroblock as zb
+from toy import DTYPES, Tiny, bits, distance, next_token, peak_bytes, same, snapshot
 from zeroblock.method import CITATIONS, METHODS, describe, get
 from zeroblock.rule import SGD
 

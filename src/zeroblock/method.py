@@ -46,7 +46,13 @@ def method(citation: str) -> Callable[[Method], Method]:
 
 @method(MEZO)
 def mezo(
-    model: nn.Module, lr: float = 1e-6, eps: float = 1e-3, *, probes: int = 1, as_published: bool = False, **options: Any
+    model: nn.Module,
+    lr: float = 1e-6,
+    eps: float = 1e-3,
+    *,
+    probes: int = 1,
+    as_published: bool = False,
+    **options: Any,
 ) -> ZeroOrder:
     """Perturb and move every weight at once.
 
@@ -137,9 +143,7 @@ def lozo(
 
 
 @method(LOZO)
-def lozo_m(
-    model: nn.Module, lr: float = 1e-6, eps: float = 1e-3, *, beta: float = 0.9, **options: Any
-) -> ZeroOrder:
+def lozo_m(model: nn.Module, lr: float = 1e-6, eps: float = 1e-3, *, beta: float = 0.9, **options: Any) -> ZeroOrder:
     """LOZO with momentum of m×r coordinates, carried from one V to the next."""
     return lozo(model, lr, eps, rule=Momentum(beta), **options)
 
@@ -190,7 +194,7 @@ def describe(factory: Method) -> dict[str, Any]:
     }
     return {
         "name": factory.__name__,
-        "summary": (inspect.getdoc(factory) or "").partition("\n")[0],
+        "summary": (inspect.getdoc(factory) or "").partition("\n")[0].replace("``", ""),
         "parts": factory(_specimen()).parts,
         "defaults": defaults,
         "citation": CITATIONS[factory.__name__],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from .errors import ZeroBlockError
+from .errors import ZeroBlockError, unknown
 
 OPT: dict[str, dict[str, Any]] = {
     "opt-125m": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072},
@@ -23,8 +26,13 @@ def config(name: str) -> Any:
     if name in OPT:
         shape = OPT[name]
         return OPTConfig(vocab_size=50272, word_embed_proj_dim=shape["hidden_size"], **shape)
+    if "/" not in name and difflib.get_close_matches(name, OPT, cutoff=0.8):
+        raise unknown("model", name, OPT)
+    if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
+        raise ZeroBlockError(f"no folder {name!r}")
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
     try:
-        return AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(str(Path(name).expanduser()) if name.startswith("~") else name)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ZeroBlockError(

@@ -1,6 +1,6 @@
 """The optimizer: partition × schedule × subspace × estimator × rule.
 
-    c = (L(θ + εPz) - L(θ - εPz)) / 2ε        δ = rule(c·z)        θ ← θ - lr·Pδ
+c = (L(θ + εPz) - L(θ - εPz)) / 2ε        δ = rule(c·z)        θ ← θ - lr·Pδ
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def _state(self, name: str, param: Tensor, basis: Basis) -> dict[str, Any]:
         """The rule's state of a tensor, in the current basis."""
-        state = self.state[param]
+        state: dict[str, Any] = self.state[param]
         if not state:
             zeros = {s: torch.zeros(basis.size, device=param.device) for s in self.rule.state}
             state.update(zeros, t=0, turn=self._turn)

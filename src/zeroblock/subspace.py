@@ -30,7 +30,8 @@ class Basis(Protocol):
         key: address of the coordinates z; probe k's are those of ``key.probe + k``.
     """
 
-    size: int
+    @property
+    def size(self) -> int: ...
 
     def perturbed(self, param: Tensor, key: Key, eps: float, rounding: Rounding) -> Tensor:
         """A copy θ + eps·Pz; ``param`` is only read."""
@@ -66,9 +67,7 @@ class Subspace(Protocol):
         """What a basis must remember of the initial weights, if anything."""
         ...
 
-    def basis(
-        self, param: Tensor, key: Key, offset: int, threshold: float | None, distribution: Distribution
-    ) -> Basis:
+    def basis(self, param: Tensor, key: Key, offset: int, threshold: float | None, distribution: Distribution) -> Basis:
         """P for one tensor; ``key`` addresses the first step of the turn, ``offset`` the tensor's first element."""
         ...
 
@@ -205,9 +204,7 @@ class Full:
     def threshold(self, param: Tensor) -> None:
         return None
 
-    def basis(
-        self, param: Tensor, key: Key, offset: int, threshold: float | None, distribution: Distribution
-    ) -> Basis:
+    def basis(self, param: Tensor, key: Key, offset: int, threshold: float | None, distribution: Distribution) -> Basis:
         return Elementwise(param.numel(), offset, distribution)
 
 
@@ -230,9 +227,7 @@ class LowRank:
     def threshold(self, param: Tensor) -> None:
         return None
 
-    def basis(
-        self, param: Tensor, key: Key, offset: int, threshold: float | None, distribution: Distribution
-    ) -> Basis:
+    def basis(self, param: Tensor, key: Key, offset: int, threshold: float | None, distribution: Distribution) -> Basis:
         if param.dim() < 2 or param.numel() == 0:
             return Elementwise(param.numel(), offset, distribution)
         m, n = param.shape[0], param.numel() // param.shape[0]
@@ -255,9 +250,7 @@ class Sparse:
     def threshold(self, param: Tensor) -> float:
         return smallest(param, max(1, round(self.keep * param.numel())))
 
-    def basis(
-        self, param: Tensor, key: Key, offset: int, threshold: float | None, distribution: Distribution
-    ) -> Basis:
+    def basis(self, param: Tensor, key: Key, offset: int, threshold: float | None, distribution: Distribution) -> Basis:
         assert threshold is not None
         mask = None if self.keep == 1 else ops.Magnitude(threshold)
         return Elementwise(param.numel(), offset, distribution, mask)
@@ -275,9 +268,7 @@ class Bernoulli:
     def threshold(self, param: Tensor) -> None:
         return None
 
-    def basis(
-        self, param: Tensor, key: Key, offset: int, threshold: float | None, distribution: Distribution
-    ) -> Basis:
+    def basis(self, param: Tensor, key: Key, offset: int, threshold: float | None, distribution: Distribution) -> Basis:
         limit = math.ceil(self.keep * 2**32) - 1
         mask = None if self.keep == 1 else ops.Bernoulli(key.to(stream=BASIS), limit)
         return Elementwise(param.numel(), offset, distribution, mask)

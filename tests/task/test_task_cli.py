@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from task_rows import CASES, FIRST
+from task_rows import FIRST
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
@@ -142,7 +142,3 @@ def test_a_bad_row_beyond_the_limit_is_heard_of(tmp_path):
     (tmp_path / "train.jsonl").write_text("\n".join(rows))
     with pytest.raises(ZeroBlockError, match=r"train\.jsonl:10: unknown label 9"):
         run("show", "sst2", "--data", tmp_path, "--limit", 2)
-
-
-def test_cases_are_more_than_the_first():
-    assert len(CASES) > len(FIRST) == len(TASKS)

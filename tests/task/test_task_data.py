@@ -10,7 +10,7 @@ import pytest
 from task_rows import FIRST, GOLDEN
 
 from zeroblock.errors import ZeroBlockError
-from zeroblock.task import TASKS, Row, get
+from zeroblock.task import TASKS, Row, Sizes, get
 from zeroblock.task.row import read_rows
 
 
@@ -64,7 +64,7 @@ GOOD = {"sentence": "fine", "label": 1}
         ('{"sentence": 3, "label": 1}', "column 'sentence' holds int, expected text"),
         ('{"sentence": "x"}', "no column 'label'"),
         ('{"sentence": "x", "label": 2}', "unknown label 2 in column 'label'; expected 0 to 1"),
-        ('{"sentence": "x", "label": -1}', "unknown label -1"),
+        ('{"sentence": "x", "label": -1}', "unknown label -1 in column 'label'"),
         ('{"sentence": "x", "label": "pos"}', "unknown label 'pos'"),
         ('{"sentence": "x", "label": 1.0}', "unknown label 1.0"),
         ('{"sentence": "x", "label": 1', "invalid JSON"),
@@ -79,7 +79,7 @@ def test_bad_row_is_named_by_file_and_line(line, message, tmp_path):
     write(tmp_path / "sst2" / "validation.jsonl", [GOOD])
     for seed in range(4):  # whichever rows a seed picks
         with pytest.raises(ZeroBlockError) as caught:
-            TASKS["sst2"].load(tmp_path, seed=seed)
+            TASKS["sst2"].load(tmp_path, seed=seed, sizes=Sizes(train=1, dev=0, test=1))
         assert str(caught.value).startswith(f"{path}:4: ")
         assert message in str(caught.value)
 

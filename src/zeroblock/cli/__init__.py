@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
-import click
 import typer
 
-from ..errors import ZeroBlockError
-from . import blocks, demo, methods, schedule
+from ..errors import ZeroBlockError, ZeroBlockWarning
+from . import blocks, demo, methods, schedule, tasks
+
+CommandLineError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+"""Every mistake in the arguments; typer does not export it, and where it lives depends on the version."""
 
 app = typer.Typer(
     name="zeroblock",
@@ -39,19 +42,23 @@ app.command("demo")(demo.demo)
 app.command("methods")(methods.methods)
 app.command("blocks")(blocks.blocks)
 app.command("schedule")(schedule.schedule)
+app.add_typer(tasks.app, name="tasks")
 
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and exit status 2."""
+    warnings.showwarning = _show_warning
     try:
         code = app(standalone_mode=False)
-    except click.UsageError as error:
-        where = error.ctx.command_path if error.ctx else "zeroblock"
-        message = " ".join(error.format_message().split())
-        sys.exit(_fail(f"{message or 'missing command'} (see {where} --help)", 2))
-    except (click.ClickException, ZeroBlockError) as error:
-        sys.exit(_fail(" ".join(str(error).split()), 2))
-    except (KeyboardInterrupt, click.Abort):
+    except ZeroBlockError as error:
+        sys.exit(_fail(str(error), 2))
+    except CommandLineError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # it has printed the help
+            sys.exit(2)
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context else "zeroblock"
+        sys.exit(_fail(f"{error.format_message().rstrip('.')} (see {where} --help)", 2))  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(_fail("interrupted", 130))
     except BrokenPipeError:  # `zeroblock … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -59,6 +66,12 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
+    """Ours in one line; others stay out of a user's way unless Python was asked for them."""
+    if issubclass(category, ZeroBlockWarning) or sys.warnoptions:
+        typer.echo(f"zeroblock: warning: {' '.join(str(message).split())}", err=True)
+
+
 def _fail(message: str, code: int) -> int:
-    typer.echo(f"zeroblock: {message}", err=True)
+    typer.echo(f"zeroblock: {' '.join(message.split())}", err=True)
     return code

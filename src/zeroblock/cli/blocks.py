@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,9 +20,7 @@ def blocks(
     cut = by_name(partition)
     module = skeleton(model)
     sizes = {name: p.numel() for name, p in module.named_parameters()}
-    rows = [
-        {"name": b.name, "tensors": len(b.params), "numel": sum(sizes[p] for p in b.params)} for b in cut(module)
-    ]
+    rows: list[dict[str, Any]] = [{"name": b.name, "tensors": len(b.params), "numel": sum(sizes[p] for p in b.params)} for b in cut(module)]
     if json:
         typer.echo(jsonlib.dumps({"model": model, "partition": partition, "n": len(rows), "blocks": rows}))
         return

@@ -37,6 +37,8 @@ def methods(
     for column in ("method", "partition", "schedule", "subspace", "rule", "interval"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(row["name"], *(str(row["parts"][c]) for c in ("partition", "schedule", "subspace", "rule", "interval")))
+        parts = {part: value.partition("(")[0] for part, value in row["parts"].items()}
+        schedule = "–" if parts["partition"] == "whole" else parts["schedule"]
+        table.add_row(row["name"], parts["partition"], schedule, parts["subspace"], parts["rule"], parts["interval"])
     console.print(table)
-    console.print("zeroblock methods NAME shows one of them in full.")
+    console.print("zeroblock methods NAME shows one of them in full.", highlight=False)

@@ -23,15 +23,12 @@ from torch import Tensor
 from ..noise import Distribution, Key, Rounding
 from .spec import (
     COS,
-    FP16_DITHER,
-    FP16_TINY,
     LN_U,
     LOG,
     LOG_BREAK,
     MULTIPLIERS,
+    ONE,
     SIN,
-    U_SCALE,
-    U_SHIFT,
     WEYL,
     Bernoulli,
     Magnitude,
@@ -51,8 +48,8 @@ S = tuple(f32(c) for c in SIN)
 C = tuple(f32(c) for c in COS)
 K = f32(LN_U)
 BREAK = i32(LOG_BREAK)
-SCALE, SHIFT = f32(U_SCALE), f32(U_SHIFT)
-DITHER, TINY = f32(FP16_DITHER), f32(FP16_TINY)
+MINUS_ONE = f32(-ONE)
+TINY = f32(2.0**-14)  # the smallest normal fp16
 NONE, MAGNITUDE, BERNOULLI = range(3)
 MASKS = {type(None): NONE, Magnitude: MAGNITUDE, Bernoulli: BERNOULLI}
 SINGLE, DOUBLE, BFLOAT, HALF = range(4)
@@ -102,10 +99,10 @@ def philox(c0, c1, c2, c3, k0, k1):  # type: ignore[no-untyped-def]
 
 @inline
 def box_muller(a, b):  # type: ignore[no-untyped-def]
-    u = fma(f32(a), SCALE, SHIFT)
+    u = f32(abs(f32(as_i32(a))) + f32(0.5))
     bits = as_i32(u)
     e = i32(i32(bits - BREAK) & i32(-(1 << 23)))
-    f = f32(as_f32(i32(bits - e)) - f32(1))
+    f = fma(as_f32(i32(bits - e)), f32(2.0**-31), MINUS_ONE)
     p = L[8]
     p = fma(p, f, L[7])
     p = fma(p, f, L[6])
@@ -116,8 +113,8 @@ def box_muller(a, b):  # type: ignore[no-untyped-def]
     p = fma(p, f, L[1])
     p = fma(p, f, L[0])
     radius = f32(np.sqrt(fma(f32(e), K, f32(f * p))))
-    radius = as_f32(u32(as_u32(radius) ^ u32(b & u32(1 << 31))))
-    t = f32(f32(as_i32(u32(b << u32(1)))) * f32(2.0**-32))
+    radius = as_f32(u32(as_u32(radius) ^ u32(a & u32(1 << 31))))
+    t = f32(f32(as_i32(b)) * f32(2.0**-32))
     v = f32(t * t)
     s = fma(fma(fma(fma(S[4], v, S[3]), v, S[2]), v, S[1]), v, S[0])
     c = fma(fma(fma(fma(C[4], v, C[3]), v, C[2]), v, C[1]), v, C[0])
@@ -170,9 +167,8 @@ def to_bfloat(x, word, stochastic):  # type: ignore[no-untyped-def]
 
 @inline
 def to_half(x, word, stochastic):  # type: ignore[no-untyped-def]
-    unit = max(as_f32(u32(as_u32(x) & u32(0x7F800000))), TINY)
-    odd = f32(i32(i32(u32(word & u32(0x1FFE))) - i32(4095)))
-    x = fma(f32(odd * DITHER), unit, x) if stochastic else x
+    cut = as_f32(u32(u32(as_u32(x) + u32(word & u32(0x1FFF))) & u32(0xFFFFE000)))
+    x = cut if stochastic and x == x else x
     t = as_u32(x)
     magnitude = u32(t & u32(0x7FFFFFFF))
     rounded = u32(magnitude + u32(u32(0xFFF) + u32(u32(magnitude >> u32(13)) & u32(1))))

@@ -15,15 +15,12 @@ from torch import Tensor
 from ..noise import Distribution, Key, Rounding
 from .spec import (
     COS,
-    FP16_DITHER,
-    FP16_TINY,
     LN_U,
     LOG,
     LOG_BREAK,
     MULTIPLIERS,
+    ONE,
     SIN,
-    U_SCALE,
-    U_SHIFT,
     WEYL,
     Bernoulli,
     Magnitude,
@@ -65,11 +62,11 @@ def words(key: Key, offset: int, n: int) -> U32:
 
 def fma(a: F32, b: F32 | float, c: F32 | float) -> F32:
     """a·b + c with one rounding: exact product and round-to-odd sum in fp64, then fp32."""
-    p, q = a.astype(np.float64) * np.float64(np.float32(b)) if np.isscalar(b) else a.astype(np.float64) * b, c
-    q = np.broadcast_to(np.asarray(q, dtype=np.float32).astype(np.float64), p.shape)
-    s = p + q
+    x, y, z = (np.asarray(v, dtype=np.float32).astype(np.float64) for v in (a, b, c))
+    p = x * y
+    s = p + z
     v = s - p
-    error = (p - (s - v)) + (q - v)  # exact: two-sum
+    error = (p - (s - v)) + (z - v)  # of the sum, exactly
     bits = s.view(np.int64)
     toward = np.where((error > 0) == (s > 0), 1, -1)
     odd = np.where((error != 0) & (bits & 1 == 0), bits + toward, bits)
@@ -86,13 +83,13 @@ def polynomial(coefficients: tuple[float, ...], x: F32) -> F32:
 
 def box_muller(a: U32, b: U32) -> tuple[F32, F32]:
     """Two independent normals from two words: the radius from a, the angle from b."""
-    u = fma(a.astype(np.float32), U_SCALE, U_SHIFT)
+    u = np.abs(a.view(np.int32).astype(np.float32)) + np.float32(0.5)  # of 2**31
     bits = u.view(np.int32)
     e = (bits - np.int32(LOG_BREAK)) & np.int32(-(1 << 23))  # the exponent, in its place
-    f = (bits - e).view(np.float32) - np.float32(1)
+    f = fma((bits - e).view(np.float32), 2.0**-31, -ONE)
     radius = np.sqrt(fma(e.astype(np.float32), LN_U, f * polynomial(LOG, f)))
-    radius = (radius.view(np.uint32) ^ (b & np.uint32(1 << 31))).view(np.float32)
-    t = (b << np.uint32(1)).view(np.int32).astype(np.float32) * np.float32(2.0**-32)
+    radius = (radius.view(np.uint32) ^ (a & np.uint32(1 << 31))).view(np.float32)
+    t = b.view(np.int32).astype(np.float32) * np.float32(2.0**-32)
     square = t * t
     return radius * polynomial(COS, square), radius * (t * polynomial(SIN, square))
 
@@ -110,23 +107,22 @@ def draw(key: Key, offset: int, n: int, distribution: Distribution = Distributio
 
 def quantize(x: F32, dtype: torch.dtype, word: U32 | None) -> F32:
     """fp32 values on the grid of a 16-bit dtype: to nearest even, or stochastic by each element's word."""
-    if dtype == torch.bfloat16 and word is not None:  # add random bits below the cut, then cut
-        y = ((x.view(np.uint32) + (word & np.uint32(0xFFFF))) & np.uint32(0xFFFF0000)).view(np.float32)
-        return np.where(np.isnan(x), x, y)
-    if dtype == torch.float16 and word is not None:  # add less than half a unit, then round
-        unit = np.maximum((x.view(np.uint32) & np.uint32(0x7F800000)).view(np.float32), np.float32(FP16_TINY))
-        odd = ((word & np.uint32(0x1FFE)).astype(np.int32) - 4095).astype(np.float32)  # -4095, -4093, …, 4095
-        x = fma(odd * np.float32(FP16_DITHER), unit, x)
-    return torch.from_numpy(x).to(dtype).float().numpy() if dtype.itemsize == 2 else x
+    if dtype.itemsize != 2:
+        return x
+    if word is not None:  # add random bits below the cut, then cut
+        below = np.uint32(0xFFFF if dtype == torch.bfloat16 else 0x1FFF)
+        y = ((x.view(np.uint32) + (word & below)) & ~below).view(np.float32)
+        x = np.where(np.isnan(x), x, y)
+    return torch.from_numpy(x).to(dtype).float().numpy()
 
 
 def keep(x: NDArray[np.floating], mask: Mask | None, offset: int) -> NDArray[np.bool_]:
     """Which elements a mask keeps."""
     match mask:
         case Magnitude(threshold):
-            return np.abs(x) <= threshold
+            return np.asarray(np.abs(x) <= threshold)
         case Bernoulli(key, limit):
-            return words(key, offset, x.size) <= np.uint32(limit)
+            return np.asarray(words(key, offset, x.size) <= np.uint32(limit))
     return np.ones(x.shape, dtype=bool)
 
 
@@ -172,7 +168,7 @@ def add_noise_(
     acc = value * wide(decay)
     for k, alpha in enumerate(alphas):
         u = np.where(kept, draw(key.to(probe=key.probe + k), offset, x.numel(), distribution), np.float32(0))
-        acc = acc + wide(alpha) * u.astype(wide) if wide is np.float64 else fma(u, np.float32(alpha), acc)
+        acc = acc + wide(alpha) * u.astype(wide) if wide is np.float64 else fma(u, alpha, acc)
     word = words(key, offset, x.numel()) ^ np.uint32(0xFFFFFFFF if flip else 0)
     out.copy_(_finish(acc, out.dtype, word if rounding == Rounding.STOCHASTIC else None))
 
@@ -193,6 +189,6 @@ def add_(
     wide = value.dtype.type
     d = delta.detach().cpu().numpy()
     acc = value * wide(decay)
-    acc = acc + wide(alpha) * d.astype(wide) if wide is np.float64 else fma(d, np.float32(alpha), acc)
+    acc = acc + wide(alpha) * d.astype(wide) if wide is np.float64 else fma(d, alpha, acc)
     word = words(key, offset, x.numel()) ^ np.uint32(0xFFFFFFFF if flip else 0)
     x.copy_(_finish(acc, x.dtype, word if rounding == Rounding.STOCHASTIC else None))

@@ -24,14 +24,22 @@ def _f32(*hexes: str) -> tuple[float, ...]:
     return tuple(float.fromhex(h) for h in hexes)
 
 
-LOG_BREAK = 0x3F3504F3  # bits of √½: mantissas are taken from [√½, √2)
+LOG_BREAK = 0x4EB504F3  # bits of √½·2**31: mantissas are taken from [√½, √2)
 LN_U = float.fromhex("-0x1.62e430p-23")  # -2·ln 2 / 2**23, for exponents left in their place
-U_SCALE, U_SHIFT = float.fromhex("0x1.fffffep-33"), 2.0**-33  # words to (0, 1 - 2**-24]
-LOG = _f32("-0x1.0p+1", "0x1.fffff8p-1", "-0x1.555792p-1", "0x1.00057p-1", "-0x1.98b748p-2", "0x1.5332a4p-2", "-0x1.3238fp-2", "0x1.263ba6p-2", "-0x1.65448ep-3")
+ONE = 1 + 2.0**-23  # just above 1, so that no logarithm is 0
+LOG = _f32(
+    "-0x1.0p+1",
+    "0x1.fffff8p-1",
+    "-0x1.555792p-1",
+    "0x1.00057p-1",
+    "-0x1.98b748p-2",
+    "0x1.5332a4p-2",
+    "-0x1.3238fp-2",
+    "0x1.263ba6p-2",
+    "-0x1.65448ep-3",
+)
 SIN = _f32("0x1.921fb6p+1", "-0x1.4abbc2p+2", "0x1.4668bp+1", "-0x1.324ccap-1", "0x1.3daff6p-4")
 COS = _f32("0x1.fffffep-1", "-0x1.3bd3a6p+2", "0x1.03bd06p+2", "-0x1.54f61ap+0", "0x1.c1f066p-3")
-FP16_DITHER = 2.0**-23  # of 2**e: half a unit in the last place of fp16 is 4096 of these
-FP16_TINY = 2.0**-14  # below it the grid of fp16 no longer gets finer
 
 
 @dataclasses.dataclass(frozen=True)

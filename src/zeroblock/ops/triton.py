@@ -1,8 +1,9 @@
 """The GPU kernel (Triton), equal to ``reference.py`` to the bit.
 
 A lane of the program owns eight consecutive elements, that is two counters, so
-nothing crosses lanes and every load and store of 16-bit weights is 16 bytes.  Contraction is off (``enable_fp_fusion=False``): each
-``tl.fma`` below is one the specification names.
+nothing crosses lanes and every load and store of 16-bit weights is 16 bytes.
+Contraction is off (``enable_fp_fusion=False``): each ``tl.fma`` below is one the
+specification names.
 """
 
 from __future__ import annotations
@@ -15,22 +16,19 @@ from torch import Tensor
 from ..noise import Distribution, Key, Rounding
 from .spec import (
     COS,
-    FP16_DITHER,
-    FP16_TINY,
     LN_U,
     LOG,
     LOG_BREAK,
     MULTIPLIERS,
+    ONE,
     SIN,
-    U_SCALE,
-    U_SHIFT,
     WEYL,
     Bernoulli,
     Magnitude,
     Mask,
 )
 
-GROUPS = 256  # lanes of a program: 2,048 elements
+GROUPS = 512  # lanes of a program, eight elements each; 256 with 2 warps is as fast
 WARPS = 4
 NONE, MAGNITUDE, BERNOULLI = range(3)
 MASKS = {type(None): NONE, Magnitude: MAGNITUDE, Bernoulli: BERNOULLI}
@@ -41,8 +39,7 @@ L0, L1, L2, L3, L4, L5, L6, L7, L8 = (tl.constexpr(c) for c in LOG)
 S0, S1, S2, S3, S4 = (tl.constexpr(c) for c in SIN)
 C0, C1, C2, C3, C4 = (tl.constexpr(c) for c in COS)
 K, BREAK = tl.constexpr(LN_U), tl.constexpr(LOG_BREAK)
-SCALE, SHIFT_U = tl.constexpr(U_SCALE), tl.constexpr(U_SHIFT)
-MIDDLE, TINY = tl.constexpr(1.0 + 4095 * FP16_DITHER), tl.constexpr(FP16_TINY)
+MINUS_ONE = tl.constexpr(-ONE)
 
 
 @triton.jit
@@ -53,13 +50,13 @@ def _multiply(a, m: tl.constexpr):
 
 
 @triton.jit
-def _philox(index, k0, k1, c2, c3):
-    """Four words of each 64-bit counter in ``index``."""
-    a = index.to(tl.uint32)
-    b = (index >> 32).to(tl.uint32)
-    c = tl.zeros_like(a) + c2
-    d = tl.zeros_like(a) + c3
-    for _ in tl.static_range(10):
+def _philox(low, high, k0, k1, c2, c3):
+    """Four words of each counter: a tensor of low words under one high word."""
+    a = low
+    b = high
+    c = c2
+    d = c3
+    for _ in tl.static_range(10):  # the first two rounds are half scalar, which is why high is not a tensor
         p1, p0 = _multiply(a, M0)
         q1, q0 = _multiply(c, M1)
         a, b, c, d = q1 ^ b ^ k0, q0, p1 ^ d ^ k1, p0
@@ -83,10 +80,10 @@ def _sqrt(x):
 
 @triton.jit
 def _box_muller(a, b):
-    u = _fma(a.to(tl.float32), tl.full(a.shape, SCALE, tl.float32), SHIFT_U)
+    u = tl.abs(a.to(tl.int32, bitcast=True).to(tl.float32)) + 0.5
     bits = u.to(tl.int32, bitcast=True)
     e = (bits - BREAK) & -8388608  # -(2**23): the exponent, in its place
-    f = (bits - e).to(tl.float32, bitcast=True) - 1.0
+    f = _fma((bits - e).to(tl.float32, bitcast=True), tl.full(a.shape, 2.0**-31, tl.float32), MINUS_ONE)
     p = tl.full(a.shape, L8, tl.float32)
     p = _fma(p, f, L7)
     p = _fma(p, f, L6)
@@ -97,8 +94,8 @@ def _box_muller(a, b):
     p = _fma(p, f, L1)
     p = _fma(p, f, L0)
     radius = _sqrt(tl.fma(e.to(tl.float32), tl.full(a.shape, K, tl.float32), f * p))
-    radius = (radius.to(tl.uint32, bitcast=True) ^ (b & 0x80000000)).to(tl.float32, bitcast=True)
-    t = (b << 1).to(tl.int32, bitcast=True).to(tl.float32) * 2.0**-32
+    radius = (radius.to(tl.uint32, bitcast=True) ^ (a & 0x80000000)).to(tl.float32, bitcast=True)
+    t = b.to(tl.int32, bitcast=True).to(tl.float32) * 2.0**-32
     v = t * t
     s = _fma(_fma(_fma(_fma(tl.full(a.shape, S4, tl.float32), v, S3), v, S2), v, S1), v, S0)
     c = _fma(_fma(_fma(_fma(tl.full(a.shape, C4, tl.float32), v, C3), v, C2), v, C1), v, C0)
@@ -114,18 +111,18 @@ def _interleave(e0, e1, e2, e3, e4, e5, e6, e7, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _words(group, k0, k1, c2, c3, SIZE: tl.constexpr):
+def _words(low, high, k0, k1, c2, c3, SIZE: tl.constexpr):
     """The word of every element."""
-    a0, a1, a2, a3 = _philox(2 * group, k0, k1, c2, c3)
-    b0, b1, b2, b3 = _philox(2 * group + 1, k0, k1, c2, c3)
+    a0, a1, a2, a3 = _philox(low, high, k0, k1, c2, c3)
+    b0, b1, b2, b3 = _philox(low + 1, high, k0, k1, c2, c3)
     return _interleave(a0, a1, a2, a3, b0, b1, b2, b3, SIZE)
 
 
 @triton.jit
-def _noise(group, k0, k1, c2, c3, RADEMACHER: tl.constexpr, SIZE: tl.constexpr):
+def _noise(low, high, k0, k1, c2, c3, RADEMACHER: tl.constexpr, SIZE: tl.constexpr):
     """Noise and word of every element."""
-    a0, a1, a2, a3 = _philox(2 * group, k0, k1, c2, c3)
-    b0, b1, b2, b3 = _philox(2 * group + 1, k0, k1, c2, c3)
+    a0, a1, a2, a3 = _philox(low, high, k0, k1, c2, c3)
+    b0, b1, b2, b3 = _philox(low + 1, high, k0, k1, c2, c3)
     word = _interleave(a0, a1, a2, a3, b0, b1, b2, b3, SIZE)
     if RADEMACHER:
         u = 1.0 - 2.0 * (word >> 31).to(tl.float32)
@@ -141,25 +138,16 @@ def _noise(group, k0, k1, c2, c3, RADEMACHER: tl.constexpr, SIZE: tl.constexpr):
 @triton.jit
 def _quantize(x, word, DTYPE: tl.constexpr, STOCHASTIC: tl.constexpr, FLIP: tl.constexpr):
     """fp32 → DTYPE: to nearest even, or stochastic by each element's word."""
-    if DTYPE == tl.bfloat16:
+    if STOCHASTIC:
         t = x.to(tl.uint32, bitcast=True)
-        if not STOCHASTIC:
-            add = ((t >> 16) & 1) + 0x7FFF
-        elif FLIP:
-            add = ~word & 0xFFFF
-        else:
-            add = word & 0xFFFF
-        y = ((t + add) & 0xFFFF0000).to(tl.float32, bitcast=True)
+        BELOW: tl.constexpr = 0xFFFF if DTYPE == tl.bfloat16 else 0x1FFF
+        add = (~word if FLIP else word) & BELOW
+        y = ((t + add) & (0xFFFFFFFF - BELOW)).to(tl.float32, bitcast=True)
         return tl.where(x == x, y, x).to(DTYPE)
-    elif STOCHASTIC:
-        # 1 + 2r·2**-23 with 12 random bits r, less its middle: an odd multiple of 2**-23 up to 4095
-        dither = (0x3F800000 | (word & 0x1FFE)).to(tl.float32, bitcast=True)
-        if FLIP:
-            dither = MIDDLE - dither
-        else:
-            dither = dither - MIDDLE
-        unit = tl.maximum((x.to(tl.uint32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True), TINY)
-        return tl.fma(dither, unit, x).to(DTYPE)
+    elif DTYPE == tl.bfloat16:  # the interpreter's own conversion cuts
+        t = x.to(tl.uint32, bitcast=True)
+        y = ((t + 0x7FFF + ((t >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+        return tl.where(x == x, y, x).to(DTYPE)
     else:
         return x.to(DTYPE)
 
@@ -174,31 +162,37 @@ def _accumulate(acc, u, alpha):
 
 
 @triton.jit
-def _place(n, base, first, SHIFT: tl.constexpr, WHOLE: tl.constexpr, GROUPS: tl.constexpr):
-    """This program's groups of eight elements, their indices, and which of these exist."""
+def _place(n, base, lead, first, SHIFT: tl.constexpr, WHOLE: tl.constexpr, GROUPS: tl.constexpr):
+    """The even counters of this tile, their common high word, its elements' indices, and which of these exist.
+
+    Tiles are aligned to multiples of GROUPS in the global order, so that no tile
+    crosses a multiple of 2**32 counters; ``lead`` groups of the first one lie before the tensor.
+    """
     start = (first + tl.program_id(0)).to(tl.int64) * GROUPS
-    group = (base + start).to(tl.uint64) + tl.arange(0, GROUPS).to(tl.uint64)
-    index = start * 8 - SHIFT + tl.arange(0, 8 * GROUPS)
+    counter = (base + start) * 2
+    low = counter.to(tl.uint32) + 2 * tl.arange(0, GROUPS).to(tl.uint32)
+    high = (counter >> 32).to(tl.uint32)
+    index = (start - lead) * 8 - SHIFT + tl.arange(0, 8 * GROUPS)
     if WHOLE:
         inside = tl.full([8 * GROUPS], True, tl.int1)
     else:
         inside = (index >= 0) & (index < n)
-    return group, index, inside
+    return low, high, index, inside
 
 
-@triton.jit(do_not_specialize=["base", "first", "k0", "k1", "c2", "c3", "m2", "m3", "limit"])
+@triton.jit(do_not_specialize=["base", "lead", "first", "k0", "k1", "c2", "c3", "m2", "m3", "limit"])
 def _add_noise(
-    out_ptr, minus_ptr, x_ptr, coeffs_ptr, n, base, first, alpha, decay, threshold,
+    out_ptr, minus_ptr, x_ptr, coeffs_ptr, n, base, lead, first, alpha, decay, threshold,
     k0, k1, c2, c3, m2, m3, limit,
-    SHIFT: tl.constexpr, WHOLE: tl.constexpr, PROBES: tl.constexpr, POINTER: tl.constexpr, PAIR: tl.constexpr, LOAD: tl.constexpr, DECAY: tl.constexpr,
-    MASK: tl.constexpr, RADEMACHER: tl.constexpr, STOCHASTIC: tl.constexpr, FLIP: tl.constexpr, GROUPS: tl.constexpr,
+    SHIFT: tl.constexpr, WHOLE: tl.constexpr, PROBES: tl.constexpr, POINTER: tl.constexpr, PAIR: tl.constexpr,
+    LOAD: tl.constexpr, DECAY: tl.constexpr, MASK: tl.constexpr, RADEMACHER: tl.constexpr, STOCHASTIC: tl.constexpr,
+    FLIP: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    # base: the first element's offset, rounded down to a multiple of 8, over 8.
     SIZE: tl.constexpr = GROUPS * 8
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.float32
     k0, k1, c2, c3 = k0.to(tl.uint32), k1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32)
-    group, index, inside = _place(n, base, first, SHIFT, WHOLE, GROUPS)
+    low, high, index, inside = _place(n, base, lead, first, SHIFT, WHOLE, GROUPS)
     if LOAD:
         x = tl.load(x_ptr + index, mask=inside, other=0).to(WIDE)
     else:
@@ -213,13 +207,13 @@ def _add_noise(
     if MASK == 1:
         kept = tl.abs(x) <= threshold
     elif MASK == 2:
-        kept = _words(group, k0, k1, m2.to(tl.uint32), m3.to(tl.uint32), SIZE) <= limit.to(tl.uint32)
-    u, word = _noise(group, k0, k1, c2, c3, RADEMACHER, SIZE)
+        kept = _words(low, high, k0, k1, m2.to(tl.uint32), m3.to(tl.uint32), SIZE) <= limit.to(tl.uint32)
+    u, word = _noise(low, high, k0, k1, c2, c3, RADEMACHER, SIZE)
     if MASK != 0:
         u = tl.where(kept, u, 0.0)
     acc = _accumulate(acc, u, alpha)
     for k in range(1, PROBES):
-        v, _ = _noise(group, k0, k1, c2, (c3 + 16 * k).to(tl.uint32), RADEMACHER, SIZE)
+        v, _ = _noise(low, high, k0, k1, c2, (c3 + 16 * k).to(tl.uint32), RADEMACHER, SIZE)
         if MASK != 0:
             v = tl.where(kept, v, 0.0)
         acc = _accumulate(acc, v, tl.load(coeffs_ptr + 2 + k).to(WIDE))
@@ -229,18 +223,18 @@ def _add_noise(
         tl.store(minus_ptr + index, _quantize(acc, word, DTYPE, STOCHASTIC, not FLIP), mask=inside)
 
 
-@triton.jit(do_not_specialize=["base", "first", "k0", "k1", "c2", "c3"])
+@triton.jit(do_not_specialize=["base", "lead", "first", "k0", "k1", "c2", "c3"])
 def _add(
-    x_ptr, delta_ptr, coeffs_ptr, n, base, first, alpha, decay, k0, k1, c2, c3,
+    x_ptr, delta_ptr, coeffs_ptr, n, base, lead, first, alpha, decay, k0, k1, c2, c3,
     SHIFT: tl.constexpr, WHOLE: tl.constexpr, DECAY: tl.constexpr, STOCHASTIC: tl.constexpr, FLIP: tl.constexpr,
     GROUPS: tl.constexpr,
 ):  # fmt: skip
     SIZE: tl.constexpr = GROUPS * 8
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.float32
-    group, index, inside = _place(n, base, first, SHIFT, WHOLE, GROUPS)
+    low, high, index, inside = _place(n, base, lead, first, SHIFT, WHOLE, GROUPS)
     acc = tl.load(x_ptr + index, mask=inside, other=0).to(WIDE)
-    if WIDE == tl.float64:
+    if tl.float64 == WIDE:
         decay = tl.load(coeffs_ptr)
         alpha = tl.load(coeffs_ptr + 1)
     if DECAY:
@@ -248,16 +242,25 @@ def _add(
     acc = _accumulate(acc, tl.load(delta_ptr + index, mask=inside, other=0), alpha)
     word = tl.zeros([SIZE], tl.uint32)
     if STOCHASTIC:
-        word = _words(group, k0.to(tl.uint32), k1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32), SIZE)
+        word = _words(low, high, k0.to(tl.uint32), k1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32), SIZE)
     tl.store(x_ptr + index, _quantize(acc, word, DTYPE, STOCHASTIC, FLIP), mask=inside)
 
 
-def _tiles(n: int, shift: int) -> list[tuple[int, int, bool]]:
-    """Launches (first tile, tiles, whole): whole tiles need no bounds, which saves a tenth of the time."""
-    size = GROUPS * 8
-    whole = n // size if shift == 0 else 0
-    rest = triton.cdiv(n + shift, size) - whole
-    return [launch for launch in ((0, whole, True), (whole, rest, False)) if launch[1]]
+def _tiles(n: int, offset: int) -> tuple[tuple[int, int, int], list[tuple[int, int, bool]]]:
+    """Where the tiles of [offset, offset + n) lie, and launches (first tile, tiles, whole).
+
+    Whole tiles need no bounds, which saves a tenth of the time; a small tensor is one launch with bounds.
+    """
+    group, shift = divmod(offset, 8)
+    lead = group % GROUPS
+    before = lead * 8 + shift
+    tiles, full = triton.cdiv(before + n, GROUPS * 8), (before + n) // (GROUPS * 8)
+    start = 1 if before else 0
+    if full - start < 4:
+        launches = [(0, tiles, False)]
+    else:
+        launches = [(0, start, False), (start, full - start, True), (full, tiles - full, False)]
+    return (group - lead, lead, shift), [launch for launch in launches if launch[1]]
 
 
 def _coeffs(like: Tensor, *values: float) -> Tensor:
@@ -310,12 +313,13 @@ def _launch(
     mask_key, limit = (mask.key, mask.limit) if isinstance(mask, Bernoulli) else (key, 0)
     if mask_key.seed != key.seed:
         raise ValueError(f"noise and mask of one step share a seed, got {key.seed} and {mask_key.seed}")
-    n, shift = out.numel(), offset % 8
+    n = out.numel()
+    (base, lead, shift), launches = _tiles(n, offset)
     pointer = len(alphas) > 1 or out.dtype == torch.float64
     coeffs = _coeffs(out, decay, threshold, *alphas) if pointer else out
-    for first, tiles, whole in _tiles(n, shift):
+    for first, tiles, whole in launches:
         _add_noise[(tiles,)](
-            out, out if minus is None else minus, out if x is None else x, coeffs, n, offset // 8, first,
+            out, out if minus is None else minus, out if x is None else x, coeffs, n, base, lead, first,
             alphas[0], decay, threshold, *key.words, *mask_key.words[2:], limit,
             SHIFT=shift, WHOLE=whole, PROBES=len(alphas), POINTER=pointer, PAIR=minus is not None, LOAD=x is not None,
             DECAY=decay != 1.0, MASK=MASKS[type(mask)], RADEMACHER=distribution == Distribution.RADEMACHER,
@@ -335,11 +339,12 @@ def add_(
     flip: bool = False,
 ) -> None:
     """x ← round(decay·x + alpha·delta) with rounding bits from ``key``; flat tensors, delta fp32."""
-    n, shift = x.numel(), offset % 8
+    n = x.numel()
+    (base, lead, shift), launches = _tiles(n, offset)
     coeffs = _coeffs(x, decay, alpha) if x.dtype == torch.float64 else x
-    for first, tiles, whole in _tiles(n, shift):
+    for first, tiles, whole in launches:
         _add[(tiles,)](
-            x, delta, coeffs, n, offset // 8, first, alpha, decay, *key.words,
+            x, delta, coeffs, n, base, lead, first, alpha, decay, *key.words,
             SHIFT=shift, WHOLE=whole, DECAY=decay != 1.0,
             STOCHASTIC=rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2,
             FLIP=flip, GROUPS=GROUPS, num_warps=WARPS, enable_fp_fusion=False,

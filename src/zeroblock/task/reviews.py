@@ -2,8 +2,8 @@
 
 They lie in the source distribution of vaderSentiment 3.3.2 (MIT; C.J. Hutto and
 E. Gilbert, "VADER: A parsimonious rule-based model for sentiment analysis of social
-media text", ICWSM 2014): 10,605 sentences of reviews, each with the mean of some
-twenty ratings from -4 to 4.  They are prepared once, into the cache directory, as
+media text", ICWSM 2014): 10,605 sentences of reviews, each with the mean of 15 to
+29 ratings from -4 to 4.  They are prepared once, into the cache directory, as
 ``train.jsonl`` and ``validation.jsonl`` in the layout of SST-2.
 """
 

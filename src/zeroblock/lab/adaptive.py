@@ -1,0 +1,221 @@
+"""The diagnostic of an adaptive run: selection probabilities over time, and the sampled share of each block."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from ..errors import ZeroBlockError
+from ..schedule import Adaptive
+from . import figure
+from .runner import Runner
+from .study import Frames
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What the schedule learns from in a step."""
+
+    step: int
+    block: int
+    coeffs: tuple[float, ...]
+
+
+def read(path: Path) -> list[Seen]:
+    """Steps of a JSONL file, one object a line with at least ``step``, ``block`` and ``coeffs``; a folder's records.jsonl.
+
+    Steps must follow each other; a last line cut short by a killed run is left out.
+    """
+    if path.is_dir():
+        found = [p for name in ("records.jsonl", "journal.jsonl", "steps.jsonl") if (p := path / name).is_file()]
+        if not found:
+            raise ZeroBlockError(f"{path} holds no records.jsonl; give the JSONL file of the run's records")
+        path = found[0]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ZeroBlockError(f"cannot read {path}: {error}") from error
+    steps: list[Seen] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            coeffs = tuple(float(c) for c in entry["coeffs"])
+            seen = Seen(int(entry["step"]), int(entry["block"]), coeffs)
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines) and isinstance(error, json.JSONDecodeError) and steps:
+                break
+            raise ZeroBlockError(
+                f"{path}:{number}: a record is a JSON object with step, block and coeffs ({error})"
+            ) from error
+        if not coeffs or seen.block < 0:
+            raise ZeroBlockError(f"{path}:{number}: a record has a block from 0 on and at least one coefficient")
+        if steps and seen.step != steps[-1].step + 1:
+            raise ZeroBlockError(f"{path}:{number}: step {seen.step} follows step {steps[-1].step}")
+        steps.append(seen)
+    if not steps:
+        raise ZeroBlockError(f"{path} holds no records")
+    return steps
+
+
+def probabilities(steps: Sequence[Seen], schedule: Adaptive, n: int) -> np.ndarray:
+    """p_t of every step, (T, n): what ``Adaptive`` would draw from before the step, by its own functions.
+
+    Steps with a coefficient that is not finite moved nothing and taught nothing.
+    """
+    if max(step.block for step in steps) >= n:
+        raise ZeroBlockError(f"the run visits block {max(step.block for step in steps)}, but there are {n} blocks")
+    scores = [0.0] * n
+    rows = np.empty((len(steps), n))
+    for t, step in enumerate(steps):
+        rows[t] = schedule.probabilities(scores)
+        if np.isfinite(step.coeffs).all():
+            schedule.observe(scores, step.block, step.coeffs)
+    return rows
+
+
+def shares(p: np.ndarray, trajectories: int = 1000, seed: int = 0) -> np.ndarray:
+    """Share of each block in simulated trajectories of p, (T, n) → (trajectories, n).
+
+    One uniform number a step and trajectory is looked up in the cumulated row; 1,000 trajectories of 20,000 steps
+    over 27 blocks take a second or two.
+    """
+    if trajectories < 1 or len(p) < 1:
+        raise ZeroBlockError("a simulation wants at least one trajectory of at least one step")
+    generator = np.random.default_rng(seed)
+    counts = np.zeros((trajectories, p.shape[1]))
+    every = np.arange(trajectories)
+    for row in p.cumsum(axis=1):
+        picked = np.searchsorted(row[:-1], generator.random(trajectories), side="right")
+        counts[every, picked] += 1
+    return counts / len(p)
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """The paper's two diagnostic panels of one run.
+
+    Args:
+        steps: of the run.
+        schedule: with the run's decay and temperature.
+        blocks: N.
+        labels: names of the blocks, for the table.
+        trajectories: simulated.
+        every: steps averaged in one column of the heat map; a hundredth of the run, at most the paper's 100, if None.
+        interval: steps a turn: the schedule chooses once a turn.
+    """
+
+    steps: tuple[Seen, ...]
+    schedule: Adaptive
+    blocks: int
+    labels: tuple[str, ...] = ()
+    trajectories: int = 1000
+    every: int | None = None
+    interval: int = 1
+    seed: int = 0
+
+    name = "adaptive"
+    tables = ("adaptive", "adaptive_probabilities")
+
+    @property
+    def jobs(self) -> int:
+        return 1
+
+    @property
+    def captions(self) -> dict[str, str]:
+        return {
+            "adaptive": (
+                f"Adaptive selection over {len(self.steps):,} steps: (a) probability of each block, averaged every "
+                f"{self._every} steps, with the likeliest block below; (b) share of each block in {self.trajectories:,} "
+                "trajectories drawn from those probabilities, with a 95 % band, and the share the run itself took."
+            )
+        }
+
+    @property
+    def _every(self) -> int:
+        return self.every or max(1, min(100, len(self.steps) // 100))
+
+    def measure(self, run: Runner) -> Frames:
+        p = probabilities(self.steps, self.schedule, self.blocks)
+        warmup = 10 * self.blocks if self.schedule.warmup is None else self.schedule.warmup
+        turns = [i for i, seen in enumerate(self.steps) if seen.step % self.interval == 0]
+        learnt = [i for i in turns if self.steps[i].step // self.interval >= warmup]
+        if not learnt:
+            raise ZeroBlockError(
+                f"the run's {len(turns)} turns all lie in the warm-up of {warmup}: there is no adaptive choice to "
+                "diagnose; run longer, or give the run's own --warmup"
+            )
+        drawn = shares(p[learnt], self.trajectories, self.seed)
+        low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+        taken = np.bincount([self.steps[i].block for i in learnt], minlength=self.blocks) / len(learnt)
+        names = self.labels or tuple(f"block {i}" for i in range(self.blocks))
+        table = DataFrame(
+            {"block": range(self.blocks), "name": names, "mean": drawn.mean(0), "low": low, "high": high, "run": taken}
+        )
+        cut = range(0, len(p), self._every)
+        heat = DataFrame([p[i : i + self._every].mean(0) for i in cut])
+        heat.columns = [f"block_{i}" for i in range(self.blocks)]
+        heat.insert(0, "step", [self.steps[i].step for i in cut])
+        heat["argmax"] = [int(p[min(i + self._every, len(p)) - 1].argmax()) for i in cut]
+        run.tick()
+        return {"adaptive": table, "adaptive_probabilities": heat}
+
+    def draw(self, frames: Frames) -> dict[str, Figure]:
+        table, heat = frames["adaptive"], frames["adaptive_probabilities"]
+        p = heat.filter(like="block_").to_numpy().T
+        drawn = Figure(figsize=(figure.WIDE, 2.9), layout="constrained")
+        left, right = drawn.subfigures(1, 2, width_ratios=(1.25, 1))
+        top, below = left.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        edge = [*heat.step, heat.step.iloc[-1] + self._every]
+        mesh = top.pcolormesh(edge, np.arange(self.blocks + 1) - 0.5, p, cmap="viridis", rasterized=True)
+        top.set(ylabel="block")
+        top.set_title("(a)", loc="left", fontweight="bold")
+        top.grid(visible=False)
+        left.colorbar(mesh, ax=top, label="probability", pad=0.01)
+        below.step([*heat.step, edge[-1]], [*heat["argmax"], heat["argmax"].iloc[-1]], where="post",
+                   color=figure.MEASURED, linewidth=0.8)  # fmt: skip
+        below.set(xlabel="step", ylabel="argmax", ylim=(-0.5, self.blocks - 0.5))
+        axes = right.subplots()
+        axes.plot(table.block, table["mean"], color=figure.MEASURED, label="simulated")
+        axes.fill_between(
+            table.block, table.low, table.high, color=figure.MEASURED, alpha=0.25, linewidth=0, label="95 %"
+        )
+        axes.plot(table.block, table.run, "D", color=figure.COLOURS["block-sparse"], markersize=3, label="the run")
+        axes.axhline(1 / self.blocks, color=figure.GREY, linestyle=":", linewidth=0.8, label="uniform")
+        axes.set(xlabel="block", ylabel="share of steps", ylim=(0, None))
+        axes.set_title("(b)", loc="left", fontweight="bold")
+        axes.legend(ncols=2, loc="lower right")
+        return {"adaptive": drawn}
+
+
+def synthetic(n: int, steps: int, schedule: Adaptive, seed: int = 0) -> list[Seen]:
+    """An adaptive run on a quadratic whose blocks differ, by ``ZeroOrder``: a specimen for the diagnostic.
+
+    The curvatures of the blocks decay from 4 to a tenth of it, and each descends at its own pace, so that the
+    preference moves.
+    """
+    from ..block import Block
+    from ..estimator import TwoSided
+    from ..optimizer import ZeroOrder
+    from .descent import start
+    from .quadratic import Quadratic, hessian
+
+    h = hessian(8 * n, 8, [4 * 0.1 ** (i / max(1, n - 1)) for i in range(n)], seed=seed)
+    model = Quadratic(h, start(h.dim, seed), 8)
+    blocks = [Block(name, (name,)) for name, _ in model.named_parameters()]
+    optimizer = ZeroOrder(
+        model, 0.02, partition=blocks, schedule=schedule, estimator=TwoSided(1e-4), seed=seed
+    )  # fmt: skip
+    seen = []
+    for _ in range(steps):
+        optimizer.step(model)
+        assert optimizer.record is not None
+        seen.append(Seen(optimizer.record.step, optimizer.record.block, optimizer.record.coeffs))
+    return seen

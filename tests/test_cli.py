@@ -1,0 +1,121 @@
+"""The command line as a newcomer meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zeroblock.method import METHODS
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from zeroblock.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+
+
+def test_help_needs_no_torch() -> None:
+    """Asked of the interpreter itself: what did printing the help import?"""
+    script = (
+        "import sys, zeroblock.cli as cli\n"
+        "sys.argv = ['zeroblock', '--help']\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'numba', 'numpy', 'matplotlib'} & set(sys.modules)\n"
+        "print('IMPORTED', sorted(heavy))"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60).stdout
+    assert "one block at a time" in out
+    assert out.rstrip().endswith("IMPORTED []")
+
+
+@pytest.mark.parametrize("command", ["demo", "methods", "blocks", "schedule", "tasks"])
+def test_every_subcommand_has_help(command: str) -> None:
+    result = run(command, "--help")
+    assert result.returncode == 0
+    assert f"Usage: zeroblock {command}" in result.stdout.replace("-c", "zeroblock")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["blok"], "No such command 'blok'"),
+        (["blocks"], "--model"),
+        (["blocks", "--model", "opt-1.3c"], "unknown model 'opt-1.3c'; did you mean 'opt-1.3b'?"),
+        (["blocks", "--model", "./nowhere"], "no folder './nowhere'"),
+        (
+            ["blocks", "--model", "opt-125m", "--partition", "layrs"],
+            "unknown partition 'layrs'; did you mean 'layers'?",
+        ),
+        (["blocks", "--model", "opt-125m", "--partition", "layers:0"], "only layers takes a number"),
+        (["schedule", "--order", "flipflop"], "did you mean 'flip-flop'?"),
+        (["schedule", "--blocks", "0"], "greater than or equal to 1"),
+        (["schedule", "--turns", "many"], "valid integer"),
+        (["schedule", "--colour"], "--colour"),
+        (["methods", "mezo_bdc"], "unknown method 'mezo_bdc'; did you mean 'mezo_bcd'?"),
+    ],
+    ids=" ".join,
+)
+def test_mistakes_get_one_line(arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("zeroblock: ")
+    assert message in lines[0]
+
+
+def test_schedule() -> None:
+    result = run("schedule", "--order", "flip-flop", "--blocks", "5", "--turns", "20")
+    assert result.stdout == "0 1 2 3 4 3 2 1 0 1 2 3 4 3 2 1 0 1 2 3\n"
+    shuffled = json.loads(run("schedule", "--blocks", "4", "--turns", "8", "--seed", "3", "--json").stdout)
+    assert sorted(shuffled[:4]) == sorted(shuffled[4:]) == [0, 1, 2, 3]
+
+
+def test_blocks_as_json() -> None:
+    answer = json.loads(run("blocks", "--model", "opt-1.3b", "--partition", "layers", "--json").stdout)
+    assert (answer["model"], answer["partition"], answer["n"]) == ("opt-1.3b", "layers", 27)
+    assert answer["blocks"][2] == {"name": "model.decoder.layers.0", "tensors": 16, "numel": 50358272}
+    assert sum(b["numel"] for b in answer["blocks"]) == 1_315_758_080
+
+
+def test_blocks_of_a_local_folder(tmp_path: Path) -> None:
+    import transformers
+
+    transformers.LlamaConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4
+    ).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(
+        json.dumps({**json.loads((tmp_path / "config.json").read_text()), "architectures": ["LlamaForCausalLM"]})
+    )
+    answer = json.loads(run("blocks", "--model", str(tmp_path), "--partition", "layers:2", "--json").stdout)
+    assert [b["name"] for b in answer["blocks"]] == [
+        "model.embed_tokens", "model.layers.0-1", "model.layers.2", "model.norm", "lm_head",
+    ]  # fmt: skip
+    assert "5 blocks" in run("blocks", "--model", str(tmp_path), "--partition", "layers:2").stdout
+
+
+def test_methods() -> None:
+    rows = json.loads(run("methods", "--json").stdout)
+    assert [row["name"] for row in rows] == list(METHODS)
+    assert all(set(row) >= {"name", "parts", "defaults", "citation"} for row in rows)
+    table = run("methods").stdout
+    assert all(name in table for name in METHODS)
+    assert "Malladi" in run("methods", "mezo").stdout
+
+
+def test_the_demo_learns() -> None:
+    result = run("demo", "--steps", "700", "--seed", "1")
+    assert result.returncode == 0, result.stderr
+    assert "held-out accuracy" in result.stdout
+
+
+def test_a_pipe_that_closes_is_no_error() -> None:
+    command = f"{sys.executable} -c 'from zeroblock.cli import main; main()' schedule --turns 100000 | head -c 10"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert result.stderr == ""
+    assert len(result.stdout) == 10

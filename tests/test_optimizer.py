@@ -1,0 +1,287 @@
+"""ZeroOrder as a torch optimizer: modes, schedulers, bad input, odd objectives."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import zeroblock as zb
+from toy import Tiny, distance, next_token, same, snapshot
+from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
+
+
+def test_the_closure_runs_in_evaluation_mode_without_gradient() -> None:
+    model = Tiny()
+    model.dropout = nn.Dropout(0.5)
+    model.train()
+    model.layers[1].eval()
+    modes = {m: m.training for m in model.modules()}
+
+    def loss() -> torch.Tensor:
+        assert not torch.is_grad_enabled()
+        assert not any(m.training for m in model.modules())
+        return next_token(model)()
+
+    value = zb.mezo_bcd(model, 1e-3).step(loss)
+    assert value.shape == ()
+    assert not value.requires_grad
+    assert {m: m.training for m in model.modules()} == modes
+    assert torch.is_grad_enabled()
+
+
+def test_learning_rate_schedulers() -> None:
+    model = Tiny()
+    optimizer = zb.mezo_bcd(model, 1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
+    rates = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(5):
+            optimizer.step(lambda: 0.0)
+            rates.append(optimizer.record.lr)
+            scheduler.step()
+    assert rates == pytest.approx([1.0, 1.0, 0.1, 0.1, 0.01])
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        float,
+        lambda x: np.float32(float(x)),
+        lambda x: x.half(),
+        lambda x: x.expand(3, 2).bfloat16(),
+        lambda x: x.double(),
+    ],
+    ids=["float", "numpy", "fp16 tensor", "per-example losses", "fp64 tensor"],
+)
+def test_any_number_is_a_loss(convert) -> None:
+    model = Tiny()
+    optimizer = zb.mezo(model, 0.0)
+    loss = optimizer.step(lambda: convert(next_token(model)()))
+    assert float(loss) == pytest.approx(float(next_token(model)().detach()), rel=1e-2)
+
+
+def test_objectives_without_a_gradient() -> None:
+    """Counts in numpy: nothing to differentiate, yet it improves."""
+    model = Tiny(dtype=torch.float64)
+    tokens = torch.arange(7)
+
+    def wrong() -> float:
+        scores = model(tokens).numpy()
+        margin = scores[np.arange(7), (np.arange(7) + 1) % 7][:, None] - scores
+        return float(np.clip(1.0 - margin, 0, None).sum())
+
+    with torch.no_grad():
+        before = wrong()
+    optimizer = zb.mezo_bcd_adam(model, 1e-2, interval=10)
+    for _ in range(300):
+        optimizer.step(wrong)
+    with torch.no_grad():
+        assert wrong() < 0.7 * before
+
+
+def test_losses_are_averaged_in_fp32() -> None:
+    """2,048 equal fp16 losses: their fp16 sum would overflow."""
+    optimizer = zb.mezo(Tiny(), 0.0)
+    losses = torch.full((2048,), 40.0, dtype=torch.float16)
+    assert float(optimizer.step(lambda: losses)) == 40.0
+
+
+def test_any_module() -> None:
+    """Convolutions, recurrence, batch norm, attention with its fused path: all weights are seen perturbed."""
+
+    class Zoo(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv1d(3, 8, 3, padding=1)
+            self.norm = nn.BatchNorm1d(8)
+            self.recurrent = nn.GRU(8, 8, batch_first=True)
+            self.attend = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.norm(self.conv(x)).transpose(1, 2)
+            return self.scale * self.attend(self.recurrent(h)[0])
+
+    torch.manual_seed(0)
+    model = Zoo()
+    x, weights = torch.randn(2, 3, 5), torch.randn(2, 5, 8)
+    results = []
+    for name in dict(model.named_parameters()):
+        for restore in ("copy", "subtract"):
+            for n, p in model.named_parameters():
+                p.requires_grad_(n == name)
+            optimizer = zb.mezo(model, 0.0, eps=1e-2, restore=restore)
+            optimizer.step(lambda: (model(x) * weights).sum())
+            results.append((name, optimizer.record.losses))
+    for (name, copied), (_, subtracted) in zip(results[::2], results[1::2], strict=True):
+        assert copied == pytest.approx(subtracted, rel=1e-5), name
+        assert copied[0] != copied[1], name
+
+
+def test_autocast_does_not_hide_the_perturbation() -> None:
+    """Autocast caches 16-bit weights; a cached copy would make both sides equal."""
+    model = Tiny()
+    for build in (zb.mezo_bcd, zb.mezo):
+        optimizer = build(model, 0.0, eps=0.1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for _ in range(5):
+                optimizer.step(next_token(model))
+                assert optimizer.record.losses[0] != optimizer.record.losses[1]
+
+
+def test_weight_decay_spares_vectors_and_other_blocks() -> None:
+    model = Tiny(dtype=torch.float64)
+    start = snapshot(model)
+    optimizer = zb.mezo_bcd(model, 0.1, weight_decay=0.5)
+    optimizer.step(lambda: 1.0)  # a flat objective: nothing but decay
+    active = optimizer.blocks[optimizer.record.block].params
+    for n, p in model.named_parameters():
+        factor = 0.95 if n in active and p.dim() > 1 else 1.0
+        torch.testing.assert_close(p.detach(), start[n] * factor, rtol=1e-12, atol=0)
+    every = Tiny(dtype=torch.float64)
+    zb.mezo(every, 0.1, weight_decay=0.5, decays=lambda name, param: True).step(lambda: 1.0)
+    torch.testing.assert_close(every.norm.weight.detach(), start["norm.weight"] * 0.95)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_bad_loss_is_skipped_counted_and_warned_about_once(bad: float) -> None:
+    model = Tiny()
+    optimizer = zb.mezo_bcd(model, 1.0, schedule=zb.Adaptive())
+    before, scores = snapshot(model), list(optimizer.scores)
+    with pytest.warns(ZeroBlockWarning, match=r"step 0 is not finite; the step is skipped .* lower lr"):
+        optimizer.step(lambda: bad)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step(lambda: bad)
+    assert same(snapshot(model), before)
+    assert (optimizer.skipped, optimizer.steps, optimizer.scores) == (2, 2, scores)
+    assert math.isnan(optimizer.record.coeffs[0])
+    optimizer.step(next_token(model))
+    assert optimizer.skipped == 2
+    assert not same(snapshot(model), before)
+
+
+def test_a_run_of_bad_losses_ends_with_advice() -> None:
+    optimizer = zb.mezo(Tiny(), 1.0, patience=3)
+    with pytest.warns(ZeroBlockWarning):
+        for loss in (math.nan, math.nan, 1.0, math.nan, math.nan):
+            optimizer.step(lambda loss=loss: loss)
+    with pytest.raises(ZeroBlockError, match=r"not finite for 3 steps in a row, the last being step 5: lower lr"):
+        optimizer.step(lambda: math.nan)
+    assert optimizer.skipped == 5
+
+
+def test_wrong_closures() -> None:
+    model = Tiny()
+    optimizer = zb.mezo(model, 1e-3)
+    for closure, message in (
+        (lambda: None, "returned None; return the loss"),
+        (lambda: {"loss": 1}, "must return a number, got dict"),
+        (None, "needs a closure"),
+        ([], "needs a closure"),
+    ):
+        with pytest.raises(ZeroBlockError, match=message):
+            optimizer.step(closure)
+    assert optimizer.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "lr must be finite and not negative"),
+        ({"lr": math.nan}, "lr must be finite"),
+        ({"eps": 0.0}, "eps must be positive"),
+        ({"probes": 0}, "probes must be at least 1"),
+        ({"interval": 0}, "interval must be at least 1"),
+        ({"restore": "add"}, "restore must be 'copy' or 'subtract'"),
+        ({"weight_decay": -0.1}, "weight_decay must be"),
+    ],
+)
+def test_wrong_values(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ZeroBlockError, match=message):
+        zb.mezo(Tiny(), **options)
+
+
+def test_unusable_weights() -> None:
+    with pytest.raises(ZeroBlockError, match="load the weights first"):
+        zb.mezo(nn.Linear(2, 2, device="meta"), 1e-3)
+    model = nn.Linear(2, 2)
+    model.weight = nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64))
+    with pytest.raises(ZeroBlockError, match=r"'weight' is torch.complex64; .*freeze the others"):
+        zb.mezo(model, 1e-3)
+
+
+def test_a_state_of_another_run_is_refused() -> None:
+    saved = zb.mezo_bcd(Tiny(), 1e-3).state_dict()
+    for other, message in (
+        (zb.mezo_bcd(Tiny(), 1e-3, seed=1), "saved with seed 0, this optimizer has 1"),
+        (zb.mezo_bcd(Tiny(depth=2), 1e-3), "saved with number of blocks 5"),
+        (zb.mezo_bcd(Tiny(), 1e-3, schedule=zb.FlipFlop()), r"saved with schedule Shuffled\(\)"),
+        (zb.mezo_bcd(Tiny(), 1e-3, eps=1e-2), "saved with estimator TwoSided"),
+    ):
+        with pytest.raises(ZeroBlockError, match=message):
+            other.load_state_dict(saved)
+    with pytest.raises(ZeroBlockError, match="not one of ZeroOrder"):
+        zb.mezo(Tiny(), 1e-3).load_state_dict({"state": {}, "param_groups": []})
+
+
+def test_a_replay_of_another_run_is_refused() -> None:
+    model = Tiny()
+    optimizer = zb.mezo_bcd(model, 1e-3)
+    records = []
+    for _ in range(5):
+        optimizer.step(next_token(model))
+        records.append(optimizer.record)
+    with pytest.raises(ZeroBlockError, match="another method, seed or order"):
+        zb.replay(zb.mezo_bcd(Tiny(), 1e-3, seed=8), records)
+    with pytest.raises(ZeroBlockError, match="start at step 2, the optimizer stands at 0"):
+        zb.replay(zb.mezo_bcd(Tiny(), 1e-3), records[2:])
+    with pytest.raises(ZeroBlockError, match="no record of step 1"):
+        zb.replay(
+            zb.mezo(Tiny(), 1e-3), [zb.Record(0, 0, (1.0,), 1e-3, (), 0.0), zb.Record(3, 0, (1.0,), 1e-3, (), 0.0)]
+        )
+    zb.replay(optimizer, [])
+    assert optimizer.param_groups[0]["lr"] == 1e-3
+
+
+def test_a_compiled_or_scripted_model_is_perturbed_as_a_whole() -> None:
+    """Its reads are not visible one by one; a copy of the block is swapped in, with one warning."""
+    plain = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    x = torch.randn(4, 3, dtype=torch.float64)
+    scripted = torch.jit.trace(plain, x)
+    want = zb.mezo(plain, 0.0)
+    want.step(lambda: plain(x).square().mean())
+    got = zb.mezo(scripted, 0.0)
+    with pytest.warns(ZeroBlockWarning, match="compiled or scripted"):
+        got.step(lambda: scripted(x).square().mean())
+    assert got.record.losses == pytest.approx(want.record.losses, rel=1e-12)
+    assert got.record.losses[0] != got.record.losses[1]
+
+
+def test_the_parts_name_every_value() -> None:
+    parts = zb.mezo_bcd_adam(Tiny(), 1e-3, partition=zb.linears, interval=7).parts
+    assert parts["partition"] == "linears"
+    assert parts["rule"] == "Adam(betas=(0.9, 0.999), eps=1e-08, reset=True)"
+    assert parts["interval"] == "7"
+    assert "schedule=Shuffled()" in repr(zb.mezo_bcd(Tiny()))
+    assert (
+        zb.ZeroOrder(Tiny(), 0.1, partition=[[n for n, _ in Tiny().named_parameters()]]).parts["partition"]
+        == "explicit"
+    )
+
+
+def test_quadratic_in_fp64_converges_far() -> None:
+    model = Tiny(dtype=torch.float64)
+    loss = distance(model)
+    before = float(loss().detach())
+    optimizer = zb.mezo(model, 2e-2, probes=8)
+    for _ in range(250):
+        optimizer.step(loss)
+    assert float(loss().detach()) < 1e-2 * before
