@@ -63,6 +63,8 @@ def test_low_rank_holds_v_for_a_turn_and_draws_u_each_step() -> None:
     assert torch.linalg.matrix_rank(torch.cat([a, c])) == 2
     assert isinstance(first, Factored)
     assert first.size == 6
+    wide = LowRank(99).basis(x, Key(0, 0), 0, None, Distribution.NORMAL)
+    assert wide.size == 6 * 6  # no more than the smaller side
 
 
 def test_bernoulli_keeps_its_fraction_and_holds_it_for_a_turn() -> None:

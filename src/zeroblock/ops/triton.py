@@ -162,17 +162,19 @@ def _accumulate(acc, u, alpha):
 
 
 @triton.jit
-def _place(n, base, lead, first, SHIFT: tl.constexpr, WHOLE: tl.constexpr, GROUPS: tl.constexpr):
+def _place(n, base, lead, shift, first, ALIGNED: tl.constexpr, WHOLE: tl.constexpr, GROUPS: tl.constexpr):
     """The even counters of this tile, their common high word, its elements' indices, and which of these exist.
 
     Tiles are aligned to multiples of GROUPS in the global order, so that no tile
-    crosses a multiple of 2**32 counters; ``lead`` groups of the first one lie before the tensor.
+    crosses a multiple of 2**32 counters; ``lead`` groups and ``shift`` elements of the first one lie before the tensor.
     """
     start = (first + tl.program_id(0)).to(tl.int64) * GROUPS
     counter = (base + start) * 2
     low = counter.to(tl.uint32) + 2 * tl.arange(0, GROUPS).to(tl.uint32)
     high = (counter >> 32).to(tl.uint32)
-    index = (start - lead) * 8 - SHIFT + tl.arange(0, 8 * GROUPS)
+    index = (start - lead) * 8 + tl.arange(0, 8 * GROUPS)
+    if not ALIGNED:
+        index -= shift
     if WHOLE:
         inside = tl.full([8 * GROUPS], True, tl.int1)
     else:
@@ -180,11 +182,11 @@ def _place(n, base, lead, first, SHIFT: tl.constexpr, WHOLE: tl.constexpr, GROUP
     return low, high, index, inside
 
 
-@triton.jit(do_not_specialize=["base", "lead", "first", "k0", "k1", "c2", "c3", "m2", "m3", "limit"])
+@triton.jit(do_not_specialize=["n", "base", "lead", "shift", "first", "k0", "k1", "c2", "c3", "m2", "m3", "limit"])
 def _add_noise(
-    out_ptr, minus_ptr, x_ptr, coeffs_ptr, n, base, lead, first, alpha, decay, threshold,
+    out_ptr, minus_ptr, x_ptr, coeffs_ptr, n, base, lead, shift, first, alpha, decay, threshold,
     k0, k1, c2, c3, m2, m3, limit,
-    SHIFT: tl.constexpr, WHOLE: tl.constexpr, PROBES: tl.constexpr, POINTER: tl.constexpr, PAIR: tl.constexpr,
+    ALIGNED: tl.constexpr, WHOLE: tl.constexpr, PROBES: tl.constexpr, POINTER: tl.constexpr, PAIR: tl.constexpr,
     LOAD: tl.constexpr, DECAY: tl.constexpr, MASK: tl.constexpr, RADEMACHER: tl.constexpr, STOCHASTIC: tl.constexpr,
     FLIP: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
@@ -192,7 +194,7 @@ def _add_noise(
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.float32
     k0, k1, c2, c3 = k0.to(tl.uint32), k1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32)
-    low, high, index, inside = _place(n, base, lead, first, SHIFT, WHOLE, GROUPS)
+    low, high, index, inside = _place(n, base, lead, shift, first, ALIGNED, WHOLE, GROUPS)
     if LOAD:
         x = tl.load(x_ptr + index, mask=inside, other=0).to(WIDE)
     else:
@@ -223,16 +225,16 @@ def _add_noise(
         tl.store(minus_ptr + index, _quantize(acc, word, DTYPE, STOCHASTIC, not FLIP), mask=inside)
 
 
-@triton.jit(do_not_specialize=["base", "lead", "first", "k0", "k1", "c2", "c3"])
+@triton.jit(do_not_specialize=["n", "base", "lead", "shift", "first", "k0", "k1", "c2", "c3"])
 def _add(
-    x_ptr, delta_ptr, coeffs_ptr, n, base, lead, first, alpha, decay, k0, k1, c2, c3,
-    SHIFT: tl.constexpr, WHOLE: tl.constexpr, DECAY: tl.constexpr, STOCHASTIC: tl.constexpr, FLIP: tl.constexpr,
+    x_ptr, delta_ptr, coeffs_ptr, n, base, lead, shift, first, alpha, decay, k0, k1, c2, c3,
+    ALIGNED: tl.constexpr, WHOLE: tl.constexpr, DECAY: tl.constexpr, STOCHASTIC: tl.constexpr, FLIP: tl.constexpr,
     GROUPS: tl.constexpr,
 ):  # fmt: skip
     SIZE: tl.constexpr = GROUPS * 8
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.float32
-    low, high, index, inside = _place(n, base, lead, first, SHIFT, WHOLE, GROUPS)
+    low, high, index, inside = _place(n, base, lead, shift, first, ALIGNED, WHOLE, GROUPS)
     acc = tl.load(x_ptr + index, mask=inside, other=0).to(WIDE)
     if tl.float64 == WIDE:
         decay = tl.load(coeffs_ptr)
@@ -319,10 +321,10 @@ def _launch(
     coeffs = _coeffs(out, decay, threshold, *alphas) if pointer else out
     for first, tiles, whole in launches:
         _add_noise[(tiles,)](
-            out, out if minus is None else minus, out if x is None else x, coeffs, n, base, lead, first,
+            out, out if minus is None else minus, out if x is None else x, coeffs, n, base, lead, shift, first,
             alphas[0], decay, threshold, *key.words, *mask_key.words[2:], limit,
-            SHIFT=shift, WHOLE=whole, PROBES=len(alphas), POINTER=pointer, PAIR=minus is not None, LOAD=x is not None,
-            DECAY=decay != 1.0, MASK=MASKS[type(mask)], RADEMACHER=distribution == Distribution.RADEMACHER,
+            ALIGNED=shift == 0, WHOLE=whole, PROBES=len(alphas), POINTER=pointer, PAIR=minus is not None,
+            LOAD=x is not None, DECAY=decay != 1.0, MASK=MASKS[type(mask)], RADEMACHER=distribution == Distribution.RADEMACHER,
             STOCHASTIC=stochastic, FLIP=flip, GROUPS=GROUPS, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
 
@@ -344,8 +346,8 @@ def add_(
     coeffs = _coeffs(x, decay, alpha) if x.dtype == torch.float64 else x
     for first, tiles, whole in launches:
         _add[(tiles,)](
-            x, delta, coeffs, n, base, lead, first, alpha, decay, *key.words,
-            SHIFT=shift, WHOLE=whole, DECAY=decay != 1.0,
+            x, delta, coeffs, n, base, lead, shift, first, alpha, decay, *key.words,
+            ALIGNED=shift == 0, WHOLE=whole, DECAY=decay != 1.0,
             STOCHASTIC=rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2,
             FLIP=flip, GROUPS=GROUPS, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
