@@ -121,6 +121,12 @@ def test_an_encoder_and_a_decoder() -> None:
     ]  # fmt: skip
 
 
+def test_a_model_without_a_causal_form(tmp_path) -> None:
+    config = transformers.T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=40)
+    config.save_pretrained(tmp_path)
+    assert [b.name for b in layers(skeleton(str(tmp_path)))][:2] == ["shared", "encoder.block.0"]
+
+
 def test_adapters_of_peft_by_layer() -> None:
     peft = pytest.importorskip("peft")
     config = transformers.LlamaConfig(

@@ -7,6 +7,7 @@ perturbed weights are copies, and only what is being evaluated has one.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -29,21 +30,25 @@ class Member(NamedTuple):
 
 
 @dataclasses.dataclass
-class Direction:
+class Direction(abc.ABC):
     """The line θ + s·Pz.  ``move(s)`` makes reads of the weights see that point; leaving the context undoes it.
 
-    >>> # with direction:
-    >>> #     direction.move(+eps); plus = objective()
-    >>> #     direction.move(-eps); minus = objective()
+    ::
+
+        with direction:
+            direction.move(+eps)
+            plus = objective()
+            direction.move(-eps)
+            minus = objective()
     """
 
     key: Key
     members: Sequence[Member]
     rounding: Rounding
 
+    @abc.abstractmethod
     def move(self, scale: float) -> None:
         """Stand at θ + scale·Pz."""
-        raise TypeError(f"{type(self).__name__} says no way to move; use Swapped, JustInTime or Subtracted")
 
     def __enter__(self) -> Self:
         return self

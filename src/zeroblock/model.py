@@ -41,11 +41,17 @@ def config(name: str) -> Any:
 
 
 def skeleton(name: str) -> nn.Module:
-    """The causal language model of a name on the meta device: names and shapes, no weights."""
-    from transformers import AutoModelForCausalLM
+    """The model of a name on the meta device: names and shapes, no weights.
+
+    A causal language model where the architecture has one, else its bare encoder or encoder-decoder.
+    """
+    from transformers import AutoModel, AutoModelForCausalLM
 
     loaded = config(name)
     with torch.device("meta"):
-        model: nn.Module = AutoModelForCausalLM.from_config(loaded)
+        try:
+            model: nn.Module = AutoModelForCausalLM.from_config(loaded)
+        except ValueError:
+            model = AutoModel.from_config(loaded)
     model.tie_weights()  # type: ignore[operator]
     return model

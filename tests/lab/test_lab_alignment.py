@@ -14,7 +14,7 @@ from zeroblock.lab import alignment as a
 from zeroblock.lab import bounds
 from zeroblock.lab.descent import start
 from zeroblock.lab.projection import THREE, Controlled, orthonormalised
-from zeroblock.lab.quadratic import heterogeneous, hessian
+from zeroblock.lab.quadratic import hessian, heterogeneous
 
 H = heterogeneous(128, 4, 8, seed=2)
 

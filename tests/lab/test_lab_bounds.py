@@ -11,7 +11,7 @@ from zeroblock.errors import ZeroBlockError
 from zeroblock.lab import rate, stability
 from zeroblock.lab.alignment import ENSEMBLES, expected
 from zeroblock.lab.bounds import Alignments, Rate, Stability, Tail, intdim, rho, srank
-from zeroblock.lab.quadratic import Hessian, heterogeneous, hessian
+from zeroblock.lab.quadratic import Hessian, hessian, heterogeneous
 from zeroblock.lab.tails import NAMES, compare
 
 

@@ -12,7 +12,7 @@ from zeroblock.lab.convergence import Convergence, Fit
 from zeroblock.lab.curves import Curves
 from zeroblock.lab.descent import descend, start
 from zeroblock.lab.projection import THREE, Controlled, Haar, LowRank, Orthonormal
-from zeroblock.lab.quadratic import Quadratic, heterogeneous, hessian
+from zeroblock.lab.quadratic import Quadratic, hessian, heterogeneous
 from zeroblock.lab.runner import Runner
 from zeroblock.noise import Distribution, Key, Rounding
 
@@ -53,9 +53,9 @@ def test_a_run_is_the_optimizers() -> None:
         estimator=zeroblock.TwoSided(1e-4), seed=4,
     )  # fmt: skip
     for t in range(20):
-        assert float(model()) == trace.loss[t]
+        assert float(model().detach()) == trace.loss[t]
         optimizer.step(model)
-    assert float(model()) == trace.loss[20]
+    assert float(model().detach()) == trace.loss[20]
     assert trace.loss[20] < trace.loss[0]
 
 

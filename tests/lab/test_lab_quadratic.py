@@ -7,7 +7,7 @@ import torch
 
 from zeroblock.errors import ZeroBlockError
 from zeroblock.lab.descent import start
-from zeroblock.lab.quadratic import REFERENCES, Hessian, Quadratic, heterogeneous, hessian
+from zeroblock.lab.quadratic import REFERENCES, Hessian, Quadratic, hessian, heterogeneous
 
 
 def dense(h: Hessian) -> torch.Tensor:

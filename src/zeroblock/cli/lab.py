@@ -44,7 +44,9 @@ def _studies(quick: bool, seeds: int | None = None) -> dict[str, Study]:
     if quick:
         few = {"seeds": 2, **some}
         return {
-            "convergence": convergence.Convergence(64, 16, 16, 4e-3, short=100, long=800, **few),
+            "convergence": convergence.Convergence(
+                64, 16, 16, 2e-3, short=100, long=1500, gammas=convergence.LEFT, **few
+            ),
             "alignment": distribution.Distribution(256, 16, (16, 4), (16, 32, 64), 300),
             "curves": curves.Curves(256, 4, 16, (16, 32, 64), 4e-4, steps=200, **few),
             "tails": tails.Tails(256, 4, 16, 16, 1000),
@@ -53,7 +55,9 @@ def _studies(quick: bool, seeds: int | None = None) -> dict[str, Study]:
                 tuple(stability.Setting(16, s, 100, 100) for s in (4, 16)),
                 pairs=4, draws=50_000, **few,
             ),
-            "adaptive": adaptive.Diagnosis(tuple(adaptive.synthetic(10, 400, schedule)), schedule, 10, trajectories=200),
+            "adaptive": adaptive.Diagnosis(
+                tuple(adaptive.synthetic(10, 400, schedule)), schedule, 10, trajectories=200
+            ),
         }  # fmt: skip
     return {
         "convergence": convergence.Convergence(**some),
@@ -287,7 +291,7 @@ def _loss(module: Any, examples: Sequence[tuple[Any, int]], options: bool) -> Ca
         picked = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
         mask = scored[:, 1:]
         if not options:
-            return -picked[mask].mean()
+            return torch.neg(picked[mask].mean())
         means = (picked * mask).sum(1) / mask.sum(1)
         scores = torch.nn.utils.rnn.pad_sequence(means.split(counts), batch_first=True, padding_value=-torch.inf)
         return functional.cross_entropy(scores, torch.tensor(labels))

@@ -28,9 +28,9 @@ class Seen:
 
 
 def read(path: Path) -> list[Seen]:
-    """Steps of a JSONL file, one object a line with at least ``step``, ``block`` and ``coeffs``; a folder's records.jsonl.
+    """Steps of a JSONL file, one object a line with at least ``step``, ``block`` and ``coeffs``.
 
-    Steps must follow each other; a last line cut short by a killed run is left out.
+    In a folder the file is records.jsonl.  Steps must follow each other; a last line cut short by a killed run is left out.
     """
     if path.is_dir():
         found = [p for name in ("records.jsonl", "journal.jsonl", "steps.jsonl") if (p := path / name).is_file()]
@@ -133,8 +133,8 @@ class Diagnosis:
         return {
             "adaptive": (
                 f"Adaptive selection over {len(self.steps):,} steps: (a) probability of each block, averaged every "
-                f"{self._every} steps, with the likeliest block below; (b) share of each block in {self.trajectories:,} "
-                "trajectories drawn from those probabilities, with a 95 % band, and the share the run itself took."
+                f"{self._every} steps, with the likeliest block below; (b) share of each block in "
+                f"{self.trajectories:,} trajectories drawn from those probabilities, with a 95 % band, and the share the run itself took."
             )
         }
 
@@ -171,7 +171,7 @@ class Diagnosis:
         table, heat = frames["adaptive"], frames["adaptive_probabilities"]
         p = heat.filter(like="block_").to_numpy().T
         drawn = Figure(figsize=(figure.WIDE, 2.9), layout="constrained")
-        left, right = drawn.subfigures(1, 2, width_ratios=(1.25, 1))
+        left, right = drawn.subfigures(1, 2, width_ratios=(1.25, 1), squeeze=False)[0]
         top, below = left.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         edge = [*heat.step, heat.step.iloc[-1] + self._every]
         mesh = top.pcolormesh(edge, np.arange(self.blocks + 1) - 0.5, p, cmap="viridis", rasterized=True)

@@ -44,8 +44,8 @@ class Bounding:
                 "their losses, under the bound of Theorem 3.10, for three sizes of the subspace."
             ),
             "bounds_lemmas": (
-                "Statements of the paper's proofs, measured: the ratio of the measured to the stated value, hollow where "
-                "the statement fails (see docs/theory.md)."
+                "Statements of the paper's proofs, measured: the ratio of the measured to the stated value, hollow "
+                "where the statement fails (see docs/theory.md)."
             ),
         }
 

@@ -57,7 +57,7 @@ def _semidefinite(matrix: Tensor) -> Tensor:
     a = matrix.double()
     if a.dim() != 2 or a.shape[0] != a.shape[1] or not torch.allclose(a, a.T, atol=1e-9 * float(a.abs().max())):
         raise ZeroBlockError("the matrix must be symmetric")
-    values = torch.linalg.eigvalsh(a)
+    values: Tensor = torch.linalg.eigvalsh(a)
     if float(values[0]) < -1e-9 * float(values.abs().max()) or float(values[-1]) <= 0:
         raise ZeroBlockError(f"the matrix must be positive semi-definite and not zero; its spectrum starts at "
                              f"{float(values[0]):.3g}")  # fmt: skip
@@ -209,7 +209,7 @@ class Stability:
         n, g, q = self.examples, self.lipschitz, self.q
         growth = g * (math.sqrt(3) + 4 * g) / (n * self.smoothness)  # GD
         best = min(max((n * q * growth * steps**q) ** (1 / (1 + q)), 1.0), float(steps))
-        return best / n + growth * ((steps / best) ** q - 1)
+        return float(best / n + growth * ((steps / best) ** q - 1))
 
 
 Constant = Literal["published", "valid"]
@@ -238,9 +238,11 @@ class Tail:
     def low_rank(self, excess: float, constant: Constant = "valid") -> float:
         """exp(-c₁·dΔ²/s) with a constant that holds, or the published one.
 
-        valid: c₁ = (d-2)/(8d) without the factor 2, and min(s, d-s) for s: concentration on SO(d), whose Ricci
-        curvature is (d-2)/4, for ρ - s/2 = Tr Uᵀ(H/λmax - I/2)U, which is √s-Lipschitz in U.  published: 2·exp(-c₁·dΔ²/s), c₁ = 1/(8λmax²).  ρ does not change when H is
-        scaled but that bound does; scaled down, it is violated (``lab bounds``).
+        valid: c₁ = (d-2)/(8d) without the factor 2, and min(s, d-s) for s.  This is concentration on SO(d), whose Ricci
+        curvature is (d-2)/4, for ρ - s/2 = Tr Uᵀ(H/λmax - I/2)U, which is √s-Lipschitz in U.
+
+        published: 2·exp(-c₁·dΔ²/s), c₁ = 1/(8λmax²).  ρ does not change when H is scaled but that bound does; scaled
+        down, it is violated (``lab bounds``).
         """
         _positive(excess=excess)
         d = self.hessian.dim

@@ -47,8 +47,8 @@ class Curves:
         return {
             "curves": (
                 f"Loss against steps at lr {self.lr:g} for each s (d = {self.dim}, rank {self.rank} a block, "
-                f"{self.seeds} seeds from one start, bands of one standard deviation): with M drawn at random the three projections "
-                "converge alike, as their equal ρ̄ predicts."
+                f"{self.seeds} seeds from one start, bands of one standard deviation): with M drawn at random the "
+                "three projections converge alike, as their equal ρ̄ predicts."
             )
         }
 

@@ -75,15 +75,15 @@ class Depth:
     def captions(self) -> dict[str, str]:
         captions = {
             "blocks": (
-                f"{self.subject}: (a) subspace alignment ρ_B = Tr(H_B)/λmax(H) of each block from input to output, at the "
-                "start and along a MeZO-BCD run with the adaptive schedule; (b) squared gradient norm; (c) the "
+                f"{self.subject}: (a) subspace alignment ρ_B = Tr(H_B)/λmax(H) of each block from input to output, at "
+                "the start and along a MeZO-BCD run with the adaptive schedule; (b) squared gradient norm; (c) the "
                 "probabilities the schedule has learnt by then. Bars are one standard error."
             )
         }
         if len(self.ways) > 1:
             captions["blocks_agreement"] = (
-                f"{self.subject}: trace, squared gradient norm and coefficient variance of each block, by Hessian-vector "
-                "products and by forward passes alone; on the diagonal they agree."
+                f"{self.subject}: trace, squared gradient norm and coefficient variance of each block, by "
+                "Hessian-vector products and by forward passes alone; on the diagonal they agree."
             )
         return captions
 

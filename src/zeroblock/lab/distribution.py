@@ -56,19 +56,19 @@ class Distribution:
             f"{self.draws:,} draws of M on a block-diagonal Hessian (d = {self.dim}, {self.blocks} blocks with spectra "
             "around 10, 40, 70 or 100)"
         )
-        captions = {}
+        captions: dict[str, str] = {}
         for rank in self.ranks:
             captions |= {
                 f"alignment_rank{rank}": f"Distribution of ρ, rank {rank} a block, {what}: the three means coincide "
                 "with Proposition 3.4 (dashes), block-sparse spreads far wider than the other two.",
                 f"alignment_rank{rank}_boxen": f"The same (rank {rank} a block) as letter-value boxes on a log scale: "
                 "the lower tails.",
-                f"alignment_rank{rank}_strip": f"The same (rank {rank} a block), every draw a point: block-sparse takes "
-                "one value a block.",
+                f"alignment_rank{rank}_strip": f"The same (rank {rank} a block), every draw a point: block-sparse "
+                "takes one value a block.",
             }
         captions["alignment_mean"] = (
-            "Measured mean of ρ over its closed form s·Tr(H)/(d·λmax), with two standard errors: all three projections, "
-            "the sparse one in both readings (exactly s coordinates, and Bernoulli), agree with Proposition 3.4."
+            "Measured mean of ρ over its closed form s·Tr(H)/(d·λmax), with two standard errors: all three "
+            "projections, the sparse one in both readings (exactly s coordinates, and Bernoulli), agree with Proposition 3.4."
         )
         return captions
 
@@ -113,9 +113,8 @@ def _view(kind: str, draws: DataFrame, means: DataFrame, rank: int) -> Figure:
     import seaborn
 
     drawn, axes = figure.sheet(figure.COLUMN, 2.5)
-    common: dict[str, Any] = {
-        "data": draws, "x": "s", "y": "rho", "hue": "projection", "hue_order": SHOWN, "palette": figure.COLOURS, "ax": axes
-    }  # fmt: skip
+    common: dict[str, Any] = {"data": draws, "x": "s", "y": "rho", "hue": "projection", "ax": axes}
+    common |= {"hue_order": SHOWN, "palette": {name: figure.COLOURS[name] for name in SHOWN}}
     if kind == "violin":
         # a density of the block-sparse values would invent some between them; cut=0 keeps to the range
         seaborn.violinplot(**common, cut=0, inner=None, linewidth=0.4, density_norm="width", width=0.85)
@@ -147,7 +146,7 @@ def _view(kind: str, draws: DataFrame, means: DataFrame, rank: int) -> Figure:
 def _dashes(axes: Axes, means: DataFrame, behind: bool) -> None:
     for i, s in enumerate(sorted(means.s.unique())):
         value = float(means[means.s == s].expected.iloc[0])
-        label = r"E[$\rho$], Proposition 3.4" if i == 0 else None
+        label = r"E[$\rho$], Proposition 3.4" if i == 0 else ""
         axes.hlines(
             value, i - 0.48, i + 0.48, color="black", linestyle=(0, (3, 1.5)), linewidth=0.8, label=label,
             zorder=0.5 if behind else 5,

@@ -59,7 +59,7 @@ STYLE: dict[str, Any] = {
 @contextmanager
 def style() -> Iterator[None]:
     """Draw in the house style, leaving the caller's settings alone."""
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         yield
 
 

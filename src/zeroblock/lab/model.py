@@ -44,6 +44,16 @@ class Estimate:
         error = float(samples.double().std() / math.sqrt(n)) if n > 1 else math.nan
         return cls(float(samples.double().mean()), error)
 
+    @classmethod
+    def square(cls, samples: Tensor) -> Estimate:
+        """E[c²] of samples c, (n,) or (batches, n), near normal with mean zero: its error is √(2/n) of it.
+
+        The standard error of the squares themselves is small where they happen to be: 60 of them gave 0.025 ± 0.004
+        for 0.042.
+        """
+        value = float(samples.double().square().mean())
+        return cls(value, value * math.sqrt(2 / samples.shape[-1]))
+
     def over(self, other: Estimate) -> Estimate:
         """A ratio, errors added to first order."""
         value = self.value / other.value
@@ -138,7 +148,7 @@ class Curvature:
 
         Gradients lie near the top eigenvectors.  From noise alone, six products on a layer of SmolLM2 find nothing.
         """
-        mean = [sum(g[i].detach() for g in self.gradients) / len(self.gradients) for i in range(len(self.params))]
+        mean = [torch.stack([g[i].detach() for g in self.gradients]).mean(0) for i in range(len(self.params))]
         length, other = math.sqrt(_dot(mean, mean)), math.sqrt(_dot(noise, noise))
         share = 0.1 * length / other if length > 0 else 1.0
         return [g + share * z for g, z in zip(mean, noise, strict=True)]
@@ -301,8 +311,7 @@ def forward(
         size = sum(p.numel() for _, p, _ in _standing(model, blocks, index, 1, eps, seed).members)
         found.append(
             Measure(
-                block.name, size, Estimate.of(curved), bracket, Estimate.of(c.mean(0).square()),
-                Estimate.of(c.square().mean(0)),
+                block.name, size, Estimate.of(curved), bracket, Estimate.square(c.mean(0)), Estimate.square(c),
             )
         )  # fmt: skip
         tick()

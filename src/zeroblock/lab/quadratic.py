@@ -68,7 +68,8 @@ class Hessian:
 
     def range(self) -> Tensor:
         """An orthonormal basis of the range of H, its eigenvectors, (d, rank)."""
-        return torch.block_diag(*self.vectors)[:, self.spectra.reshape(-1) > 0]
+        vectors: Tensor = torch.block_diag(*self.vectors)
+        return vectors[:, self.spectra.reshape(-1) > 0]
 
 
 def hessian(dim: int = 256, rank: int = 64, tops: Sequence[float] = (10.0,), *, seed: int = 0) -> Hessian:

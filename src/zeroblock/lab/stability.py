@@ -8,6 +8,7 @@ lies in (0, 1), is 1/4-Lipschitz and 1/(6√3)-smooth, and its Hessian has rank 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -60,7 +61,7 @@ def examples(count: int, dim: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, dim, dtype=torch.float64, generator=generator)
     x[:, 0] = x[:, 0].abs() + 0.5
-    return x / x.norm(dim=1, keepdim=True)
+    return nn.functional.normalize(x, dim=1)
 
 
 def _train(data: Tensor, order: Tensor, setting: Setting, seed: int, at: list[int]) -> dict[int, Tensor]:
@@ -78,7 +79,7 @@ def _train(data: Tensor, order: Tensor, setting: Setting, seed: int, at: list[in
     for t in range(1, setting.steps + 1):
         optimizer.param_groups[0]["lr"] = setting.rate / t
         row = data[order[t - 1]]
-        optimizer.step(lambda row=row: model(row))
+        optimizer.step(functools.partial(model, row))
         if t in at:
             seen[t] = model.theta.detach().clone()
     return seen

@@ -1,0 +1,93 @@
+"""The diagnostic of an adaptive run: what the schedule itself would say, and what its trajectories do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zeroblock.errors import ZeroBlockError
+from zeroblock.lab.adaptive import Diagnosis, Seen, probabilities, read, shares, synthetic
+from zeroblock.lab.runner import Runner
+from zeroblock.schedule import Adaptive
+
+SCHEDULE = Adaptive(decay=0.2, warmup=20)
+
+
+def test_reconstructed_probabilities_reproduce_the_runs_choices() -> None:
+    """The optimizer's own picks follow from the reconstructed scores: the reconstruction is the run's."""
+    steps = synthetic(6, 120, SCHEDULE, seed=3)
+    scores = [0.0] * 6
+    p = probabilities(steps, SCHEDULE, 6)
+    for t, seen in enumerate(steps):
+        assert SCHEDULE.pick(t, 6, 3, scores) == seen.block
+        assert p[t] == pytest.approx(SCHEDULE.probabilities(scores))
+        SCHEDULE.observe(scores, seen.block, seen.coeffs)
+    assert np.ptp(p[-1]) > 0
+
+
+def test_steps_that_moved_nothing_teach_nothing() -> None:
+    steps = [Seen(0, 0, (2.0,)), Seen(1, 1, (float("nan"),)), Seen(2, 1, (1.0,))]
+    p = probabilities(steps, SCHEDULE, 2)
+    assert p[2] == pytest.approx(p[1])
+    assert p[1][0] > p[1][1]
+
+
+def test_shares_follow_the_probabilities() -> None:
+    p = np.tile([0.7, 0.2, 0.1, 0.0], (400, 1))
+    drawn = shares(p, 500, seed=1)
+    assert drawn.shape == (500, 4)
+    assert drawn.sum(1) == pytest.approx(np.ones(500))
+    assert drawn.mean(0) == pytest.approx([0.7, 0.2, 0.1, 0.0], abs=0.01)
+    low, high = np.percentile(drawn[:, 0], [2.5, 97.5])
+    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.7 * 0.3 / 400), rel=0.25)
+
+
+def test_the_run_lies_in_the_band_and_the_band_can_miss() -> None:
+    steps = synthetic(5, 600, SCHEDULE, seed=0)
+    table = Diagnosis(tuple(steps), SCHEDULE, 5, trajectories=400).measure(Runner())["adaptive"]
+    # the run's picks less their probabilities are a martingale: within four standard deviations, half a band each
+    assert bool(((table.run - table["mean"]).abs() <= 4 * (table.high - table.low) / (2 * 1.96)).all())
+    stuck = tuple(Seen(s.step, 0, s.coeffs) for s in steps)
+    table = Diagnosis(stuck, SCHEDULE, 5, trajectories=400).measure(Runner())["adaptive"]
+    assert not (table.low[0] <= table.run[0] <= table.high[0])
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_records_are_read(tmp_path: Path) -> None:
+    lines = [json.dumps({"step": i, "block": i % 2, "coeffs": [0.5, 1.0], "lr": 1}) for i in range(3)]
+    path = write(tmp_path / "records.jsonl", *lines, '{"step": 3, "blo')  # killed while writing
+    assert [s.block for s in read(path)] == [0, 1, 0]
+    assert read(tmp_path) == read(path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "no records"),
+        (["[]"], "records?"),
+        (['{"step": 0, "block": 0}'], ":1: .*coeffs"),
+        (['{"step": 0, "block": 0, "coeffs": []}'], "at least one coefficient"),
+        (['{"step": 0, "block": 0, "coeffs": [1]}', '{"step": 2, "block": 0, "coeffs": [1]}'], "step 2 follows step 0"),
+    ],
+)
+def test_what_is_no_run_is_refused(tmp_path: Path, lines: list[str], words: str) -> None:
+    with pytest.raises(ZeroBlockError, match=words):
+        read(write(tmp_path / "x.jsonl", *lines))
+
+
+def test_misuse_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ZeroBlockError, match="cannot read"):
+        read(tmp_path / "absent.jsonl")
+    with pytest.raises(ZeroBlockError, match=r"holds no records\.jsonl"):
+        read(tmp_path)
+    with pytest.raises(ZeroBlockError, match="there are 1 blocks"):
+        probabilities([Seen(0, 1, (1.0,))], SCHEDULE, 1)
+    with pytest.raises(ZeroBlockError, match="warm-up"):
+        Diagnosis((Seen(0, 0, (1.0,)),), SCHEDULE, 2).measure(Runner())
