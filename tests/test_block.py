@@ -69,7 +69,8 @@ def test_linears_of_opt() -> None:
 ARCHITECTURES = {
     "Llama": {"num_key_value_heads": 2}, "Qwen2": {"num_key_value_heads": 2}, "Mistral": {"num_key_value_heads": 2},
     "Gemma2": {"num_key_value_heads": 2, "head_dim": 8}, "GPTNeoX": {},
-    "Phi3": {"num_key_value_heads": 2, "pad_token_id": 0}, "Mixtral": {"num_key_value_heads": 2, "num_local_experts": 4},
+    "Phi3": {"num_key_value_heads": 2, "pad_token_id": 0},
+    "Mixtral": {"num_key_value_heads": 2, "num_local_experts": 4},
 }  # fmt: skip
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toy import DTYPES, Tiny, next_token, same, snapshot
 
 import zeroblock as zb
+from toy import DTYPES, Tiny, next_token, same, snapshot
 from zeroblock.method import METHODS
 from zeroblock.rule import SGD
 

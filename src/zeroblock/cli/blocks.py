@@ -20,7 +20,9 @@ def blocks(
     cut = by_name(partition)
     module = skeleton(model)
     sizes = {name: p.numel() for name, p in module.named_parameters()}
-    rows: list[dict[str, Any]] = [{"name": b.name, "tensors": len(b.params), "numel": sum(sizes[p] for p in b.params)} for b in cut(module)]
+    rows: list[dict[str, Any]] = [
+        {"name": b.name, "tensors": len(b.params), "numel": sum(sizes[p] for p in b.params)} for b in cut(module)
+    ]
     if json:
         typer.echo(jsonlib.dumps({"model": model, "partition": partition, "n": len(rows), "blocks": rows}))
         return

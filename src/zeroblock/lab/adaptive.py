@@ -30,7 +30,8 @@ class Seen:
 def read(path: Path) -> list[Seen]:
     """Steps of a JSONL file, one object a line with at least ``step``, ``block`` and ``coeffs``.
 
-    In a folder the file is records.jsonl.  Steps must follow each other; a last line cut short by a killed run is left out.
+    In a folder the file is records.jsonl.  Steps must follow each other; a last line that a killed run cut short is
+    left out.
     """
     if path.is_dir():
         found = [p for name in ("records.jsonl", "journal.jsonl", "steps.jsonl") if (p := path / name).is_file()]
@@ -134,7 +135,8 @@ class Diagnosis:
             "adaptive": (
                 f"Adaptive selection over {len(self.steps):,} steps: (a) probability of each block, averaged every "
                 f"{self._every} steps, with the likeliest block below; (b) share of each block in "
-                f"{self.trajectories:,} trajectories drawn from those probabilities, with a 95 % band, and the share the run itself took."
+                f"{self.trajectories:,} trajectories drawn from those probabilities, with a 95 % band, and the share "
+                "the run itself took."
             )
         }
 

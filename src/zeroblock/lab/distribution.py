@@ -68,7 +68,8 @@ class Distribution:
             }
         captions["alignment_mean"] = (
             "Measured mean of ρ over its closed form s·Tr(H)/(d·λmax), with two standard errors: all three "
-            "projections, the sparse one in both readings (exactly s coordinates, and Bernoulli), agree with Proposition 3.4."
+            "projections, the sparse one in both readings (exactly s coordinates, and Bernoulli), agree with "
+            "Proposition 3.4."
         )
         return captions
 
