@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toy import same, snapshot
 
 import zeroblock as zb
+from toy import same, snapshot
 
 transformers = pytest.importorskip("transformers")
 SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

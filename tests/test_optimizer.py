@@ -215,6 +215,11 @@ def test_wrong_values(options: dict[str, object], message: str) -> None:
         zb.mezo(Tiny(), **options)
 
 
+def test_another_group_is_refused() -> None:
+    with pytest.raises(ZeroBlockError, match="unfreeze them before building it"):
+        zb.mezo(Tiny(), 1e-3).add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
 def test_unusable_weights() -> None:
     with pytest.raises(ZeroBlockError, match="load the weights first"):
         zb.mezo(nn.Linear(2, 2, device="meta"), 1e-3)

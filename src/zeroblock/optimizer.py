@@ -126,6 +126,15 @@ class ZeroOrder(torch.optim.Optimizer):
         self._run_of_bad = 0
         self._enter_turn()
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the model says what is optimized."""
+        if hasattr(self, "steps"):
+            raise ZeroBlockError(
+                "ZeroOrder optimizes its model's trainable parameters; unfreeze them before building it, "
+                "or cut them into blocks with partition="
+            )
+        super().add_param_group(param_group)
+
     def __repr__(self) -> str:
         return f"ZeroOrder({', '.join(f'{k}={v}' for k, v in self.parts.items())})"
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
@@ -124,10 +125,11 @@ def _view(kind: str, draws: DataFrame, means: DataFrame, rank: int) -> Figure:
         seaborn.boxenplot(**common, linewidth=0.4, width=0.8, flier_kws={"s": 2, "linewidth": 0.3})
     else:
         seaborn.stripplot(**common, dodge=True, size=1.3, alpha=0.35, jitter=0.32, linewidth=0, rasterized=True)
-    if kind == "violin":
-        for body in axes.collections:  # a low-rank violin is a hair: an edge of its own colour keeps it visible
-            body.set_edgecolor(body.get_facecolor())
-            body.set_linewidth(1.2)
+    if kind != "strip":  # the low-rank ones are hairs: an edge of their own colour keeps them visible
+        for body in axes.collections:
+            if not isinstance(body, PathCollection):  # which the outliers are
+                body.set_edgecolor(body.get_facecolor())
+                body.set_linewidth(1.2)
     _dashes(axes, means, behind=kind != "strip")
     axes.set(xlabel="srank(M) = s", ylabel=r"subspace alignment $\rho$")
     axes.grid(axis="x", visible=False)

@@ -325,7 +325,8 @@ def _launch(
             alphas[0], decay, threshold, *key.words, *mask_key.words[2:], limit,
             ALIGNED=shift == 0, WHOLE=whole, PROBES=len(alphas), POINTER=pointer, PAIR=minus is not None,
             LOAD=x is not None, DECAY=decay != 1.0, MASK=MASKS[type(mask)],
-            RADEMACHER=distribution == Distribution.RADEMACHER, STOCHASTIC=stochastic, FLIP=flip, GROUPS=GROUPS, num_warps=WARPS, enable_fp_fusion=False,
+            RADEMACHER=distribution == Distribution.RADEMACHER, STOCHASTIC=stochastic, FLIP=flip,
+            GROUPS=GROUPS, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
 
 
