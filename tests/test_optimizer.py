@@ -184,6 +184,20 @@ def test_a_run_of_bad_losses_ends_with_advice() -> None:
     assert optimizer.skipped == 5
 
 
+def test_subtraction_comes_back_after_an_exception_too() -> None:
+    model = Tiny(dtype=torch.float64)
+    before = snapshot(model)
+
+    def fails() -> float:
+        assert not same(snapshot(model), before)  # MeZO's way does write the weights
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        zb.mezo(model, 1e-3, restore="subtract").step(fails)
+    for n, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[n], rtol=0, atol=1e-15)
+
+
 def test_wrong_closures() -> None:
     model = Tiny()
     optimizer = zb.mezo(model, 1e-3)

@@ -21,7 +21,7 @@ class Bounding:
     rates: tuple[rate.Setting, ...] = (rate.Setting(s=128), rate.Setting(s=8))
     stabilities: tuple[stability.Setting, ...] = tuple(stability.Setting(s=s) for s in (4, 16, 64))
     seeds: int = 3
-    pairs: int = 16
+    pairs: int = 32
     draws: int = 200_000
 
     name = "bounds"

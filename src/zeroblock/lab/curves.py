@@ -83,6 +83,7 @@ class Curves:
                 label = rf"{kind.label}, $\bar\rho$ = {mine.groupby('seed').mean_rho.first().mean():.2f}"
                 figure.band(axes, rows.columns, rows.to_numpy(), figure.COLOURS[kind.label], label)
             axes.set_title(f"s = {s}", loc="left")
+            axes.set_ylim(0, None)
             axes.legend()
         for axes in grid[:, 0]:
             axes.set_ylabel("loss")

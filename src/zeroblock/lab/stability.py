@@ -35,7 +35,7 @@ class Setting:
     dim: int = 64
     s: int = 16
     examples: int = 200
-    steps: int = 600
+    steps: int = 300
     rate: float = 1.0
     eps: float = 1e-2
 

@@ -1,0 +1,65 @@
+"""The README's code runs as written."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    config = transformers.LlamaConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4
+    )
+
+    def fresh() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return transformers.LlamaForCausalLM(config)
+
+    model = fresh()
+    tokens = torch.arange(3, 21).view(2, 9)
+    batch = {"input_ids": tokens, "labels": tokens}
+    names = {
+        "torch": torch, "model": model, "batch": batch, "base_model": fresh(), "a": tokens[:1], "b": tokens[1:],
+        "objective": lambda x: model(input_ids=x, labels=x).loss, "closure": lambda: model(**batch).loss,
+        "accuracy": lambda m: float((m(tokens).logits.argmax(-1) == tokens).float().mean()),
+    }  # fmt: skip
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) >= 3
+    import zeroblock as zb
+
+    for block in blocks:
+        if "records = []" in block:  # a replay starts where its run did
+            names["optimizer"] = zb.mezo_bcd(names["model"], lr=1e-5)
+            block, _, tail = block.partition("records = []")
+            exec(block, names)
+            names["model"] = model = fresh()
+            names["optimizer"] = zb.mezo_bcd(model, lr=1e-5)
+            exec("records = []" + tail, names)
+            assert torch.equal(model.lm_head.weight, names["base_model"].lm_head.weight)
+        else:
+            exec(block, names)
+
+
+def test_the_commands_of_the_readme_exist() -> None:
+    section = README.partition("## Commands")[2].partition("##")[0]
+    commands = {line.split()[1] for line in section.splitlines() if line.startswith("zeroblock ")}
+    assert len(commands) >= 5
+    for command in commands:
+        call = [sys.executable, "-c", "from zeroblock.cli import main; main()", command, "--help"]
+        assert subprocess.run(call, capture_output=True, timeout=60).returncode == 0, command
+
+
+def test_the_files_it_names_exist() -> None:
+    for path in re.findall(r"\]\(([^)#]+)\)", README):
+        if not path.startswith("http"):
+            assert (ROOT / path).exists(), path
