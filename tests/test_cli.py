@@ -32,7 +32,7 @@ def test_help_needs_no_torch() -> None:
     assert out.rstrip().endswith("IMPORTED []")
 
 
-@pytest.mark.parametrize("command", ["demo", "methods", "blocks", "schedule", "tasks"])
+@pytest.mark.parametrize("command", ["demo", "methods", "blocks", "schedule", "tasks", "lab"])
 def test_every_subcommand_has_help(command: str) -> None:
     result = run(command, "--help")
     assert result.returncode == 0

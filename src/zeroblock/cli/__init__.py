@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ZeroBlockError, ZeroBlockWarning
-from . import blocks, demo, methods, schedule, tasks
+from . import blocks, demo, lab, methods, schedule, tasks
 
 CommandLineError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """Every mistake in the arguments; typer does not export it, and where it lives depends on the version."""
@@ -43,6 +43,7 @@ app.command("methods")(methods.methods)
 app.command("blocks")(blocks.blocks)
 app.command("schedule")(schedule.schedule)
 app.add_typer(tasks.app, name="tasks")
+app.add_typer(lab.app, name="lab")
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ def _studies(quick: bool, seeds: int | None = None) -> dict[str, Study]:
     from ..schedule import Adaptive
 
     some: dict[str, Any] = {} if seeds is None else {"seeds": seeds}
-    schedule = Adaptive(warmup=100)
+    schedule, specimen = Adaptive(warmup=100), "a run on a quadratic whose blocks differ in curvature"
     if quick:
         few = {"seeds": 2, **some}
         return {
@@ -56,7 +56,7 @@ def _studies(quick: bool, seeds: int | None = None) -> dict[str, Study]:
                 pairs=4, draws=50_000, **few,
             ),
             "adaptive": adaptive.Diagnosis(
-                tuple(adaptive.synthetic(10, 400, schedule)), schedule, 10, trajectories=200
+                tuple(adaptive.synthetic(10, 400, schedule)), schedule, 10, trajectories=200, subject=specimen
             ),
         }  # fmt: skip
     return {
@@ -65,7 +65,7 @@ def _studies(quick: bool, seeds: int | None = None) -> dict[str, Study]:
         "curves": curves.Curves(**some),
         "tails": tails.Tails(),
         "bounds": bounding.Bounding(**some),
-        "adaptive": adaptive.Diagnosis(tuple(adaptive.synthetic(27, 4000, schedule)), schedule, 27),
+        "adaptive": adaptive.Diagnosis(tuple(adaptive.synthetic(27, 4000, schedule)), schedule, 27, subject=specimen),
     }
 
 

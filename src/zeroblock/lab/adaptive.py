@@ -111,6 +111,8 @@ class Diagnosis:
         trajectories: simulated.
         every: steps averaged in one column of the heat map; a hundredth of the run, at most the paper's 100, if None.
         interval: steps a turn: the schedule chooses once a turn.
+        seed: of the trajectories.
+        subject: what the caption calls the run.
     """
 
     steps: tuple[Seen, ...]
@@ -121,6 +123,7 @@ class Diagnosis:
     every: int | None = None
     interval: int = 1
     seed: int = 0
+    subject: str = ""
 
     name = "adaptive"
     tables = ("adaptive", "adaptive_probabilities")
@@ -133,10 +136,10 @@ class Diagnosis:
     def captions(self) -> dict[str, str]:
         return {
             "adaptive": (
-                f"Adaptive selection over {len(self.steps):,} steps: (a) probability of each block, averaged every "
-                f"{self._every} steps, with the likeliest block below; (b) share of each block in "
-                f"{self.trajectories:,} trajectories drawn from those probabilities, with a 95 % band, and the share "
-                "the run itself took."
+                f"Adaptive selection over {len(self.steps):,} steps{self.subject and f' of {self.subject}'}: (a) "
+                f"probability of each block, averaged every {self._every} steps, with the likeliest block below; (b) "
+                f"share of each block in {self.trajectories:,} trajectories drawn from those probabilities, with a 95 % "
+                "band, and the share the run itself took."
             )
         }
 
