@@ -168,6 +168,7 @@ def blocks_of_a_model(
     lr: Annotated[float, typer.Option(help="Of the run.")] = 3e-4,
     eps: Annotated[float, typer.Option(help="Of the run, and of the forward differences.")] = 1e-3,
     warmup: Annotated[int | None, typer.Option(min=0, help="Of the adaptive schedule; 3·N unless said.")] = None,
+    temperature: Annotated[float, typer.Option(help="Of the adaptive schedule.")] = 1.0,
     batch: Annotated[int, typer.Option(min=1, help="Examples a batch.")] = 4,
     batches: Annotated[int, typer.Option(min=1, help="Batches that are measured on.")] = 2,
     max_tokens: Annotated[int, typer.Option(min=4, help="Examples longer than this are left out.")] = 64,
@@ -196,7 +197,7 @@ def blocks_of_a_model(
     held, stream = _closures(module, tokenizer, task, data, batch, batches, max_tokens, seed)
     study = Depth(
         module, held, stream, cut, tuple(sorted({round(steps * i / points) for i in range(points + 1)})), lr, eps,
-        Adaptive(warmup=3 * n if warmup is None else warmup),
+        Adaptive(temperature=temperature, warmup=3 * n if warmup is None else warmup),
         ("backward", "forward") if compare else ("forward",) if forward else ("backward",),
         probes, iterations, sketch, seed, f"{Path(model).stem}, {task}",
     )  # fmt: skip

@@ -138,8 +138,8 @@ class Diagnosis:
             "adaptive": (
                 f"Adaptive selection over {len(self.steps):,} steps{self.subject and f' of {self.subject}'}: (a) "
                 f"probability of each block, averaged every {self._every} steps, with the likeliest block below; (b) "
-                f"share of each block in {self.trajectories:,} trajectories drawn from those probabilities, with a 95 % "
-                "band, and the share the run itself took."
+                f"share of each block in {self.trajectories:,} trajectories drawn from those probabilities, with a 95 "
+                "% band, and the share the run itself took."
             )
         }
 
