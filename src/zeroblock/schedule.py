@@ -68,6 +68,8 @@ class Shuffled(_Blind):
     """A fresh random permutation each cycle, so that every block comes exactly once in N turns."""
 
     def pick(self, turn: int, n: int, seed: int, scores: list[float]) -> int:
+        if n == 1:
+            return 0
         draws = uniform(Key(seed, turn // n, stream=SCHEDULE), n)
         return sorted(range(n), key=draws.__getitem__)[turn % n]
 

@@ -132,7 +132,7 @@ def test_a_model_is_measured_block_by_block(language_model: Path, data: Path, tm
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--model", "./no/such/folder", "--task", "sst2"), "cannot load the model './no/such/folder'"),
+        (("--model", "./no/such/folder", "--task", "sst2"), "no folder './no/such/folder'"),
         (("--model", "nowhere", "--task", "sst2", "--sketch", "3"), "5 vectors"),
         (("--model", "nowhere", "--task", "sst2", "--partition", "layer"), "did you mean 'layers'"),
     ],

@@ -127,7 +127,7 @@ def test_show_own(tmp_path):
         (["show", "sts2"], "unknown task 'sts2'; did you mean 'sst2'?"),
         (["show", "sst2", "--split", "tests"], "unknown split 'tests'; did you mean 'test'?"),
         (["show", "sst2", "--data", "no/such/folder"], "looked for no/such/folder/sst2/train.jsonl"),
-        (["show", "sst2", "--tokenizer", "no/such/model"], "no tokenizer in 'no/such/model'"),
+        (["show", "sst2", "--tokenizer", "no/such/model"], "no tokenizer 'no/such/model'"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message):

