@@ -68,7 +68,7 @@ class Paper:
         return sorted(range(1, n + 1), key=lambda i: draws[i - 1])[(t - 1) % n]
 
 
-def compare(paper: Paper, optimizer: zb.ZeroOrder, expected: list[tuple[int, float]]) -> None:
+def assert_same_trajectory(paper: Paper, optimizer: zb.ZeroOrder, expected: list[tuple[int, float]]) -> None:
     model = optimizer.model
     got = []
     for _ in range(STEPS):
@@ -94,7 +94,7 @@ def test_algorithm_1_mezo_bcd(order: str) -> None:
     from zeroblock.schedule import by_name
 
     model = Tiny(dtype=torch.float64)
-    compare(paper, zb.mezo_bcd(model, eta, mu, schedule=by_name(order), seed=SEED), trace)
+    assert_same_trajectory(paper, zb.mezo_bcd(model, eta, mu, schedule=by_name(order), seed=SEED), trace)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.05])
@@ -121,7 +121,7 @@ def test_algorithm_4_adaptive_selection(temperature: float) -> None:
     schedule = zb.Adaptive(alpha, temperature, warmup=warm, signed=True, first=zb.Ascending())
     model = Tiny(dtype=torch.float64)
     optimizer = zb.mezo_bcd_adaptive(model, eta, mu, schedule=schedule, seed=SEED)
-    compare(paper, optimizer, trace)
+    assert_same_trajectory(paper, optimizer, trace)
     assert optimizer.scores == pytest.approx(z[1:], rel=1e-4)
     published = zb.mezo_bcd_adaptive(Tiny(), as_published=True).schedule
     assert (published.signed, published.first, published.warmup) == (True, zb.Ascending(), None)

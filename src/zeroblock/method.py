@@ -26,7 +26,7 @@ METHODS: dict[str, Method] = {}
 CITATIONS: dict[str, str] = {}
 
 MEZO = "Malladi et al. 2023, Fine-Tuning Language Models with Just Forward Passes"
-BCD = "Elucidating Subspace Perturbation in Zeroth-Order Optimization: Theory and Practice at Scale"
+BCD = "Park et al. 2025, Elucidating Subspace Perturbation in Zeroth-Order Optimization: Theory and Practice at Scale"
 LOZO = "Chen et al. 2024, Enhancing Zeroth-order Fine-tuning for Language Models with Low-rank Structures"
 SPARSE = "Liu et al. 2024, Sparse MeZO: Less Parameters for Better Performance in Zeroth-Order LLM Fine-Tuning"
 SIGN = "Liu et al. 2019, signSGD via Zeroth-Order Oracle"

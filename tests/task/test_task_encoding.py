@@ -182,7 +182,7 @@ def test_llama_like_tokens_do_merge(tokenizers):
     )
 
 
-def check(tokenizer, context, options):
+def assert_safe(tokenizer, context, options):
     encoder = Encoder.of(tokenizer)
     encoded = encoder(context, options)
     alone = tokenizer.encode(context, add_special_tokens=False)
@@ -204,15 +204,15 @@ def check(tokenizer, context, options):
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize(("name", "row", "example"), CASES)
 def test_safe_on_the_tasks(name, row, example, kind, tokenizers):
-    check(tokenizers[kind], example.context, example.options)
+    assert_safe(tokenizers[kind], example.context, example.options)
     if example.calibration is not None:
-        check(tokenizers[kind], example.calibration, example.options)
+        assert_safe(tokenizers[kind], example.calibration, example.options)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.text("abcd", max_size=8), st.lists(st.text("abcd", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_safe_on_any_strings(context, options):
-    check(merging(), context, options)
+    assert_safe(merging(), context, options)
 
 
 def test_calibration(tokenizers):
@@ -308,7 +308,7 @@ def test_smollm2():
     encoder = Encoder.of(tokenizer)
     assert encoder.prefix == ()
     for name, _, example in CASES:
-        check(tokenizer, example.context, example.options)
+        assert_safe(tokenizer, example.context, example.options)
         encoded = encoder.example(example)
         assert tuple(tokenizer.decode(option) for option in encoded.options) == example.options
         assert tokenizer.decode(encoded.context) == example.context
