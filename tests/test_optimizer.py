@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import threading
 import warnings
 
 import numpy as np
@@ -182,6 +185,35 @@ def test_a_run_of_bad_losses_ends_with_advice() -> None:
     with pytest.raises(ZeroBlockError, match=r"not finite for 3 steps in a row, the last being step 5: lower lr"):
         optimizer.step(lambda: math.nan)
     assert optimizer.skipped == 5
+
+
+def test_ctrl_c_during_the_update_waits_for_its_end() -> None:
+    """The step is whole: the weights are those of an undisturbed step, and the record says it was taken."""
+    import dataclasses
+
+    @dataclasses.dataclass(frozen=True)
+    class Interrupting(zb.Momentum):
+        def delta(self, g, state, t):
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().delta(g, state, t)
+
+    calm, disturbed = Tiny(), Tiny()
+    zb.zo_momentum(calm, 1e-2).step(next_token(calm))
+    optimizer = zb.ZeroOrder(disturbed, 1e-2, partition=zb.whole, rule=Interrupting())
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(next_token(disturbed))
+    assert optimizer.steps == 1
+    assert same(snapshot(disturbed), snapshot(calm))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_steps_work_outside_the_main_thread() -> None:
+    model, here = Tiny(), Tiny()
+    thread = threading.Thread(target=lambda: zb.mezo(model, 1e-2).step(next_token(model)))
+    thread.start()
+    thread.join()
+    zb.mezo(here, 1e-2).step(next_token(here))
+    assert same(snapshot(model), snapshot(here))
 
 
 def test_subtraction_comes_back_after_an_exception_too() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -174,13 +176,14 @@ class ZeroOrder(torch.optim.Optimizer):
             estimate = self.estimator(_objective(closure), directions)
         lr = float(self.param_groups[0]["lr"])
         self.record = Record(self.steps, self.block, estimate.coeffs, lr, estimate.losses, estimate.loss)
-        if estimate.finite:
-            self._run_of_bad = 0
-            self._move(estimate, lr)
-            self.schedule.observe(self.scores, self.block, estimate.coeffs)
-        self.steps += 1
-        if self.steps % self.interval == 0:
-            self._enter_turn()
+        with _uninterrupted():
+            if estimate.finite:
+                self._run_of_bad = 0
+                self._move(estimate, lr)
+                self.schedule.observe(self.scores, self.block, estimate.coeffs)
+            self.steps += 1
+            if self.steps % self.interval == 0:
+                self._enter_turn()
         if not estimate.finite:
             self._skip()
         return torch.tensor(estimate.loss)
@@ -337,6 +340,23 @@ def _evaluation(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the end, so that a step is taken whole or not at all."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # no Python handler would run here
+        return
+    waiting: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if waiting:
+            handler(*waiting[0])
 
 
 def _objective(closure: Closure | Sequence[Closure] | None) -> Callable[[], float]:
