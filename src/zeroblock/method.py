@@ -85,9 +85,7 @@ def mezo_bcd(
 ) -> ZeroOrder:
     """Perturb and move one block a step, each block once a cycle in random order."""
     schedule = schedule or Shuffled()
-    return ZeroOrder(
-        model, lr, partition=partition, schedule=schedule, estimator=TwoSided(eps, probes), **options
-    )  # fmt: skip
+    return ZeroOrder(model, lr, partition=partition, schedule=schedule, estimator=TwoSided(eps, probes), **options)
 
 
 @method(BCD)
