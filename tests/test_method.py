@@ -157,8 +157,8 @@ def test_resumed_equals_uninterrupted(name: str, dtype: torch.dtype, cut: int) -
     saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
 
     second = Tiny(dtype=dtype)
+    second.load_state_dict(saved["m"])  # before the optimizer, which must not take these weights for the initial ones
     optimizer, scheduler = start(second)
-    second.load_state_dict(saved["m"])
     optimizer.load_state_dict(saved["o"])
     scheduler.load_state_dict(saved["s"])
     losses += run(second, optimizer, scheduler, 30 - cut)

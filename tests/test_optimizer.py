@@ -285,6 +285,9 @@ def test_a_state_of_another_run_is_refused() -> None:
     ):
         with pytest.raises(ZeroBlockError, match=message):
             other.load_state_dict(saved)
+    older = {**saved, "parts": {**saved["parts"], "noise": "version 0"}}
+    with pytest.raises(ZeroBlockError, match="saved with noise version 0, this optimizer has version 1"):
+        zb.mezo_bcd(Tiny(), 1e-3).load_state_dict(older)
     with pytest.raises(ZeroBlockError, match="not one of ZeroOrder"):
         zb.mezo(Tiny(), 1e-3).load_state_dict({"state": {}, "param_groups": []})
 

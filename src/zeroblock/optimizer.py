@@ -23,7 +23,7 @@ from .direction import Direction, JustInTime, Member, Subtracted, Swapped
 from .errors import ZeroBlockError, ZeroBlockWarning
 from .estimator import Estimate, Estimator, TwoSided
 from .journal import Record
-from .noise import Distribution, Key, Rounding
+from .noise import VERSION, Distribution, Key, Rounding
 from .ops import DTYPES
 from .rule import SGD, Rule
 from .schedule import Schedule, Shuffled
@@ -158,6 +158,7 @@ class ZeroOrder(torch.optim.Optimizer):
             "interval": repr(self.interval),
             "distribution": self.distribution.name.lower(),
             "rounding": self.rounding.name.lower(),
+            "noise": f"version {VERSION}",
         }
 
     @torch.no_grad()

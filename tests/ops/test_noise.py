@@ -15,7 +15,6 @@ import torch
 
 from toy import bits
 from zeroblock import ops
-from zeroblock.errors import ZeroBlockError  # noqa: F401  (the package imports cleanly on its own)
 from zeroblock.noise import BASIS, NOISE, ROUNDING, SCHEDULE, Distribution, Key, Rounding, normal, uniform
 from zeroblock.ops import cpu, reference
 from zeroblock.ops.spec import Bernoulli, Magnitude

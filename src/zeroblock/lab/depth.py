@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -20,8 +20,6 @@ from . import figure, model
 from .model import Closure, Estimate, Measure
 from .runner import Runner
 from .study import Frames
-
-Measurement = Callable[[Callable[[], None]], list[Measure]]
 
 
 @dataclasses.dataclass(frozen=True)
