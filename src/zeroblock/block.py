@@ -138,6 +138,16 @@ def by_name(text: str) -> Partition:
     return functools.partial(layers, k=int(k))
 
 
+def stacks(model: nn.Module) -> list[str]:
+    """Paths of the lists of layers; lists inside a layer (experts, say) are the layer's own."""
+    found: list[str] = []
+    for path, module in model.named_modules():
+        inside = any(path.startswith(_dotted(stack)) for stack in found)
+        if isinstance(module, nn.ModuleList) and len(module) and not inside:
+            found.append(path)
+    return found
+
+
 Named = tuple[str, tuple[str, ...]]
 
 
@@ -160,14 +170,10 @@ def _by_owner(names: Iterable[str]) -> list[tuple[str, list[str]]]:
 
 def _anatomy(model: nn.Module) -> tuple[list[Named], list[list[Named]], list[Named]]:
     """Modules before the layers, stacks of layers, modules after them; empty ones left out."""
-    stacks: list[str] = []
-    for path, module in model.named_modules():
-        inside = any(path.startswith(_dotted(stack)) for stack in stacks)
-        if isinstance(module, nn.ModuleList) and len(module) and not inside:
-            stacks.append(path)
+    found = stacks(model)
     names = _trainable(model)
-    layer_of = re.compile("|".join(rf"^{re.escape(_dotted(stack))}\d+(?=\.)" for stack in stacks) or r"(?!)")
-    if not stacks:
+    layer_of = re.compile("|".join(rf"^{re.escape(_dotted(stack))}\d+(?=\.)" for stack in found) or r"(?!)")
+    if not found:
         raise ZeroBlockError(
             f"{type(model).__name__} has no nn.ModuleList of layers; use partition=whole, "
             "or give the blocks as lists of parameter names"
@@ -181,7 +187,7 @@ def _anatomy(model: nn.Module) -> tuple[list[Named], list[list[Named]], list[Nam
         after = where[group[0]] > first or bool(OUTPUT_SIDE.search(owner))
         sides[after].append((owner, tuple(group)))
     cut: list[list[Named]] = []
-    for stack in stacks:
+    for stack in found:
         members: dict[str, list[str]] = {}
         for name in names:
             match = layer_of.match(name)

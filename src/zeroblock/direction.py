@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
@@ -29,7 +30,7 @@ class Member(NamedTuple):
     basis: Basis
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Direction(abc.ABC):
     """The line θ + s·Pz.  ``move(s)`` makes reads of the weights see that point; leaving the context undoes it.
 
@@ -55,6 +56,24 @@ class Direction(abc.ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.move(0.0)
+
+
+class Point(NamedTuple):
+    """θ + scale·Pz of a direction."""
+
+    direction: Direction
+    scale: float
+
+
+def visit(points: Sequence[Point], evaluate: Callable[[], Any]) -> list[Any]:
+    """Stand at one point after another and evaluate there."""
+    values = []
+    for direction, group in itertools.groupby(points, key=lambda point: point.direction):
+        with direction:
+            for point in group:
+                direction.move(point.scale)
+                values.append(evaluate())
+    return values
 
 
 class Swapped(Direction):

@@ -15,11 +15,12 @@ from typing import Protocol
 
 import numpy as np
 
-from .direction import Direction
+from .direction import Direction, Point
 from .errors import ZeroBlockError
 from .journal import Record
 
-Objective = Callable[[], float]
+Measure = Callable[[Sequence[Point]], Sequence[float]]
+"""The loss at each point; θ is the same, bit for bit, on return."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +44,14 @@ class Estimate:
 
 
 class Estimator(Protocol):
-    """Measures; θ is the same, bit for bit, on return, whatever the objective does."""
+    """Says at which points to measure, and what the losses there amount to."""
 
     @property
     def probes(self) -> int:
         """Directions a step."""
         ...
 
-    def __call__(self, objective: Objective, directions: Sequence[Direction]) -> Estimate: ...
+    def __call__(self, measure: Measure, directions: Sequence[Direction]) -> Estimate: ...
 
 
 def _single(x: float) -> float:
@@ -79,13 +80,8 @@ class TwoSided(_Finite):
         probes: directions; the step is the mean over them.
     """
 
-    def __call__(self, objective: Objective, directions: Sequence[Direction]) -> Estimate:
-        losses: list[float] = []
-        for direction in directions:
-            with direction:
-                for sign in (1, -1):
-                    direction.move(sign * self.eps)
-                    losses.append(objective())
+    def __call__(self, measure: Measure, directions: Sequence[Direction]) -> Estimate:
+        losses = measure([Point(d, sign * self.eps) for d in directions for sign in (1, -1)])
         pairs = list(zip(losses[::2], losses[1::2], strict=True))
         coeffs = tuple(_single((plus - minus) / (2 * self.eps)) for plus, minus in pairs)
         return Estimate(sum(losses) / len(losses), coeffs, tuple(losses))
@@ -95,13 +91,8 @@ class TwoSided(_Finite):
 class OneSided(_Finite):
     """Forward differences that share one evaluation at θ: 1 + probes evaluations."""
 
-    def __call__(self, objective: Objective, directions: Sequence[Direction]) -> Estimate:
-        base = objective()
-        losses = []
-        for direction in directions:
-            with direction:
-                direction.move(self.eps)
-                losses.append(objective())
+    def __call__(self, measure: Measure, directions: Sequence[Direction]) -> Estimate:
+        base, *losses = measure([Point(directions[0], 0.0), *(Point(d, self.eps) for d in directions)])
         coeffs = tuple(_single((loss - base) / self.eps) for loss in losses)
         return Estimate(base, coeffs, (base, *losses))
 
@@ -116,7 +107,7 @@ class Replay:
     def probes(self) -> int:
         return len(self.records[0].coeffs)
 
-    def __call__(self, objective: Objective, directions: Sequence[Direction]) -> Estimate:
+    def __call__(self, measure: Measure, directions: Sequence[Direction]) -> Estimate:
         step = directions[0].key.step
         at = step - self.records[0].step
         if not 0 <= at < len(self.records) or self.records[at].step != step:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from . import block as blocks_of
 from .block import Block, Partition
-from .direction import Direction, JustInTime, Member, Subtracted, Swapped
+from .direction import Direction, JustInTime, Member, Point, Subtracted, Swapped, visit
 from .errors import ZeroBlockError, ZeroBlockWarning
-from .estimator import Estimate, Estimator, TwoSided
+from .estimator import Estimate, Estimator, Measure, TwoSided
 from .journal import Record
 from .noise import VERSION, Distribution, Key, Rounding
 from .ops import DTYPES
@@ -124,7 +124,9 @@ class ZeroOrder(torch.optim.Optimizer):
         """Steps whose loss was not finite."""
         self.scores = [0.0] * len(self.blocks)
         self.record: Record | None = None
-        """The last step."""
+        """The last step whose numbers are known."""
+        self.listener: Callable[[Record], None] | None = None
+        """Called with the record of every step, in order."""
         self._run_of_bad = 0
         self._enter_turn()
 
@@ -173,21 +175,47 @@ class ZeroOrder(torch.optim.Optimizer):
             The loss: the mean of the two sides, or that at θ when one-sided; a scalar on the CPU.
         """
         directions = [self._direction(probe) for probe in range(self.estimator.probes)]
-        with _evaluation(self.model):
-            estimate = self.estimator(_objective(closure), directions)
+        with evaluation(self.model):
+            estimate = self.estimator(self._measure(closure), directions)
         lr = float(self.param_groups[0]["lr"])
-        self.record = Record(self.steps, self.block, estimate.coeffs, lr, estimate.losses, estimate.loss)
+        record = Record(self.steps, self.block, estimate.coeffs, lr, estimate.losses, estimate.loss)
         with _uninterrupted():
             if estimate.finite:
-                self._run_of_bad = 0
                 self._move(estimate, lr)
-                self.schedule.observe(self.scores, self.block, estimate.coeffs)
             self.steps += 1
+            self._deliver(record, estimate.finite)
             if self.steps % self.interval == 0:
                 self._enter_turn()
         if not estimate.finite:
-            self._skip()
+            self._complain()
         return torch.tensor(estimate.loss)
+
+    def _deliver(self, record: Record, finite: bool) -> None:
+        """A step's numbers are known."""
+        self.record = record
+        if finite:
+            self._run_of_bad = 0
+            self.schedule.observe(self.scores, record.block, record.coeffs)
+        else:
+            self.skipped += 1
+            self._run_of_bad += 1
+        if self.listener is not None:
+            self.listener(record)
+
+    def _measure(self, closure: Closure | Sequence[Closure] | None) -> Measure:
+        """The mean over the closures at each point, measured forked where they can be."""
+        closures = [closure] if callable(closure) else list(closure or ())
+
+        def measure(points: Sequence[Point]) -> list[float]:
+            if not closures:
+                raise ZeroBlockError("step() needs a closure: a function of no arguments that returns the loss")
+            losses = []
+            for one in closures:
+                at = getattr(one, "at", None) if self.restore == "copy" else None
+                losses.append(at(points) if at else visit(points, functools.partial(_evaluate, one)))
+            return [sum(column) / len(losses) for column in zip(*losses, strict=True)]
+
+        return measure
 
     def _enter_turn(self) -> None:
         """Choose the block of the turn that starts with the next step; a rule that resets forgets."""
@@ -268,9 +296,8 @@ class ZeroOrder(torch.optim.Optimizer):
         state["t"] += 1
         return state
 
-    def _skip(self) -> None:
-        self.skipped += 1
-        self._run_of_bad += 1
+    def _complain(self) -> None:
+        """Of steps without a finite loss: warn at the first, give up after many."""
         advice = "lower lr (try a tenth), lower eps if the weights are small, or use bf16 or fp32 instead of fp16"
         if self._run_of_bad >= self.patience:
             raise ZeroBlockError(
@@ -331,7 +358,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
 
 @contextlib.contextmanager
-def _evaluation(model: nn.Module) -> Iterator[None]:
+def evaluation(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside, every module's own mode again outside."""
     training = [module for module in model.modules() if module.training]
     for module in training:
@@ -360,22 +387,11 @@ def _uninterrupted() -> Iterator[None]:
             handler(*waiting[0])
 
 
-def _objective(closure: Closure | Sequence[Closure] | None) -> Callable[[], float]:
-    """The mean over the micro-batches' closures, as a float."""
-    closures = [closure] if callable(closure) else list(closure or ())
-
-    def objective() -> float:
-        if not closures:
-            raise ZeroBlockError("step() needs a closure: a function of no arguments that returns the loss")
-        values = []
-        for evaluate in closures:
-            # autocast keeps 16-bit copies of the weights; they would hide the perturbation
-            torch.clear_autocast_cache()
-            values.append(_number(evaluate()))
-        torch.clear_autocast_cache()
-        return sum(values) / len(values)
-
-    return objective
+def _evaluate(closure: Closure) -> float:
+    torch.clear_autocast_cache()  # it keeps 16-bit copies of the weights, which would hide the perturbation
+    value = _number(closure())
+    torch.clear_autocast_cache()
+    return value
 
 
 def _number(value: Any) -> float:

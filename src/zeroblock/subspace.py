@@ -86,6 +86,12 @@ class Elementwise:
             param, key, eps, offset=self.offset, mask=self.mask, distribution=self.distribution, rounding=rounding
         )
 
+    def mirrored(self, param: Tensor, key: Key, eps: float, rounding: Rounding) -> tuple[Tensor, Tensor]:
+        """The copies at eps and at -eps, from one draw."""
+        return ops.perturb_pair(
+            param, key, eps, offset=self.offset, mask=self.mask, distribution=self.distribution, rounding=rounding
+        )
+
     def add_(self, param: Tensor, key: Key, alphas: Sequence[float], decay: float, rounding: Rounding) -> None:
         ops.add_noise_(
             param, key, alphas, offset=self.offset, decay=decay, mask=self.mask,
@@ -143,7 +149,8 @@ class Factored:
         key = self.key.to(stream=BASIS)
         return normal(key, self.offset, (self.shape[1], self.rank), device=device, distribution=self.distribution)
 
-    def _draw(self, key: Key, device: torch.device) -> Tensor:
+    def draw(self, key: Key, device: torch.device) -> Tensor:
+        """U, (m, r)."""
         return normal(key, self.offset, (self.shape[0], self.rank), device=device, distribution=self.distribution)
 
     def _add_product_(
@@ -165,7 +172,7 @@ class Factored:
     def perturbed(self, param: Tensor, key: Key, eps: float, rounding: Rounding) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
         bits = key.to(probe=key.probe + 1)  # apart from the update's, which are those of probe 0
-        self._add_product_(copy, self._draw(key, param.device), eps, bits, 1.0, rounding, flip=eps < 0)
+        self._add_product_(copy, self.draw(key, param.device), eps, bits, 1.0, rounding, flip=eps < 0)
         return copy
 
     def add_(self, param: Tensor, key: Key, alphas: Sequence[float], decay: float, rounding: Rounding) -> None:
@@ -173,7 +180,7 @@ class Factored:
             return
         z = torch.zeros((self.shape[0], self.rank), device=param.device)
         for k, alpha in enumerate(alphas):
-            z.add_(self._draw(self._update_key(key.to(probe=key.probe + k)), param.device), alpha=alpha)
+            z.add_(self.draw(self._update_key(key.to(probe=key.probe + k)), param.device), alpha=alpha)
         self._add_product_(param, z, 1.0, key, decay, rounding)
 
     def _update_key(self, key: Key) -> Key:
@@ -184,7 +191,7 @@ class Factored:
         yield slice(0, self.size)
 
     def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
-        return self._draw(self._update_key(key), param.device).view(-1)[span]
+        return self.draw(self._update_key(key), param.device).view(-1)[span]
 
     def lift_(
         self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float, rounding: Rounding

@@ -1,0 +1,114 @@
+"""Attention over a packed row, handed to transformers' models by its registry of attention functions.
+
+The function needs no mask: it reads which tokens see which from the row that is being
+run.  So a layer's own sliding window, soft cap and grouping of heads stay the model's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .pack import Row
+
+NAME = "zeroblock"
+DENSE = 512
+"""On the CPU rows up to this length are masked whole; longer ones run example by example."""
+
+_row: contextvars.ContextVar[Row] = contextvars.ContextVar("row")
+
+
+@contextlib.contextmanager
+def attending(model: nn.Module, row: Row) -> Iterator[None]:
+    """The model's attention reads this row inside."""
+    from transformers import AttentionInterface, PreTrainedConfig
+
+    AttentionInterface.register(NAME, attend)
+    configs = {
+        id(m.config): m.config for m in model.modules() if isinstance(getattr(m, "config", None), PreTrainedConfig)
+    }
+    before = [(found, found._attn_implementation) for found in configs.values()]
+    token = _row.set(row)
+    try:
+        for found, _ in before:
+            found._attn_implementation = NAME
+        yield
+    finally:
+        for found, name in before:
+            found._attn_implementation = name
+        _row.reset(token)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a packed row, in the signature of transformers.
+
+    Args:
+        module: the layer that asks; not used.
+        query: (R, H, S, d).
+        key: (R, K, S, d), K dividing H.
+        value: (R, K, S, d).
+        attention_mask: not used; the row says what is seen.
+        scaling: of the scores; 1/√d unless given.
+        dropout: must be nought.
+        sliding_window: keys at least so many positions back are not seen.
+        softcap: c·tanh(score/c).
+        others: whatever else a model passes along; sinks are refused.
+
+    Returns:
+        (R, S, H, d), and None in place of the probabilities.
+    """
+    if dropout:
+        raise ValueError("dropout in a forward that is measured")
+    if others.get("s_aux") is not None:
+        raise ValueError("attention sinks are not packed")
+    row = _row.get()
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if query.is_cuda and not torch.is_grad_enabled():
+        from ..ops import attention
+
+        return attention.packed(query, key, value, row, scale, sliding_window, softcap), None
+    length = query.shape[2]
+    if length <= DENSE:
+        return _dense(query, key, value, row.sees(sliding_window), scale, softcap).transpose(1, 2), None
+    parts = []
+    for a, b in _examples(row):
+        some = slice(a, b)
+        mask = row.sees(sliding_window, a, b)
+        parts.append(_dense(query[:, :, some], key[:, :, some], value[:, :, some], mask, scale, softcap))
+    return torch.cat(parts, 2).transpose(1, 2), None
+
+
+def _examples(row: Row) -> list[tuple[int, int]]:
+    """First token and end of every run of tokens that see each other; padding is one."""
+    edges = [0, *(torch.nonzero(row.start[1:] != row.start[:-1]).flatten() + 1).tolist(), len(row.start)]
+    return list(itertools.pairwise(edges))
+
+
+def _dense(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """Attention under a mask: (R, H, S, d)."""
+    if softcap is None:
+        grouped = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = softcap * torch.tanh(query @ key.transpose(2, 3) * scale / softcap)
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1, dtype=torch.float32).to(value.dtype)
+    return weights @ value

@@ -1,0 +1,224 @@
+"""From encoded examples to losses: which rows to run, how, and what to read off them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..direction import Point, visit
+from ..errors import ZeroBlockError, ZeroBlockWarning
+from ..optimizer import evaluation
+from ..task.encoding import Encoded
+from .attention import attending
+from .fork import Anatomy, forking
+from .pack import Padded, Row, pack, pad, split
+
+Over = Literal["options", "answer"]
+LOGITS = 1 << 26
+"""Logits that are normalised at a time, in fp32: 256 MiB."""
+
+
+class Score(NamedTuple):
+    """Log-probability of an option: that of all its tokens together, and their number."""
+
+    total: float
+    tokens: int
+
+    @property
+    def mean(self) -> float:
+        """Log-probability a token."""
+        return self.total / self.tokens
+
+
+class Engine:
+    """Scores examples with a causal language model of transformers.
+
+    A batch becomes one row of tokens in which options share their context; the points of a
+    zeroth-order step run in one forked pass.  Both are exact.  A model that cannot be packed
+    (its attention is not told what to see, or its layers carry state from token to token) is
+    found out by a trial and evaluated on padded rows, one point after another.
+
+    Args:
+        model: its weights are only read.
+        fork: False measures one point after another.
+        max_tokens: of a row; longer batches are split, with the same losses.  No limit on the
+            CPU, 4,096 on a GPU unless given.
+        graphs: capture steps as CUDA graphs; where it pays, unless given.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, fork: bool = True, max_tokens: int | None = None, graphs: bool | None = None
+    ) -> None:
+        if max_tokens is not None and max_tokens < 1:
+            raise ZeroBlockError(f"max_tokens must be at least 1, got {max_tokens}")
+        self.model = model
+        self.device, self.dtype = next((p.device, p.dtype) for p in model.parameters())
+        self.graphs = self.device.type == "cuda" if graphs is None else graphs
+        self.max_tokens = max_tokens or (4096 if self.device.type == "cuda" else None)
+        self.why = ""
+        """Why the model is not packed or not forked; empty where it is."""
+        self.anatomy = Anatomy(model)
+        self.packed = self._try()
+        self.forked = fork and self.packed
+        """Whether the points of a step run in one pass."""
+        if self.why:
+            warnings.warn(
+                f"{type(model).__name__} is evaluated on padded rows, one point after another: {self.why}",
+                ZeroBlockWarning,
+                stacklevel=2,
+            )
+
+    def objective(self, batch: Sequence[Encoded], labels: Sequence[int], over: Over = "options") -> Objective:
+        """The mean loss of a batch, to be called or to be handed to ``ZeroOrder.step``.
+
+        Args:
+            batch: examples with their options.
+            labels: index of each example's right option.
+            over: ``"options"``: cross-entropy over an example's options, the logit of each the mean
+                log-probability of its tokens.  ``"answer"``: the mean negative log-probability of
+                the right option's tokens.
+        """
+        if not batch:
+            raise ZeroBlockError("an objective needs at least one example")
+        if over == "answer":
+            batch = [Encoded(one.context, (one.options[k],), one.cut) for one, k in zip(batch, labels, strict=True)]
+            labels = [0] * len(batch)
+        return Objective(self, self._rows(batch, labels), len(batch), over)
+
+    @torch.no_grad()
+    def scores(self, batch: Sequence[Encoded]) -> list[tuple[Score, ...]]:
+        """Log-probabilities of every option of every example, at the weights as they are."""
+        found: list[tuple[Score, ...]] = []
+        for row, _ in self._rows(batch, [0] * len(batch)):
+            totals, lengths = self.totals(row)[0].tolist(), row.lengths.tolist()
+            for slots in row.slots.tolist():
+                found.append(tuple(Score(totals[o], lengths[o]) for o in slots if o < len(lengths)))
+        return found
+
+    def _rows(self, batch: Sequence[Encoded], labels: Sequence[int]) -> list[tuple[Row | Padded, Tensor]]:
+        """Rows of the batch with the labels of their examples, on the device."""
+        rows: list[tuple[Row | Padded, Tensor]] = []
+        for some in split(batch, self.max_tokens):
+            examples = [batch[i] for i in some]
+            row = pack(examples, self._multiple).to(self.device) if self.packed else pad(examples, self.device)
+            rows.append((row, torch.tensor([labels[i] for i in some]).to(self.device)))
+        return rows
+
+    @property
+    def _multiple(self) -> int:
+        return 16 if self.device.type == "cuda" else 1  # tensor cores want multiples of 8
+
+    def totals(self, row: Row | Padded, points: Sequence[Point] = ()) -> Tensor:
+        """(R, O): the log-probability of each option at each point, or once at the weights as they are."""
+        if isinstance(row, Padded):
+            logits = self.model(input_ids=row.tokens, attention_mask=row.mask, use_cache=False).logits
+            return _totals(logits.flatten(0, 1)[None], row)
+        fork = forking(self.anatomy, points, len(row.tokens)) if points else contextlib.nullcontext()
+        mask = None if self._told else _additive(row, self.dtype)
+        with fork, attending(self.model, row) if self._told else contextlib.nullcontext():
+            logits = self.model(
+                input_ids=row.tokens[None], position_ids=row.positions[None], attention_mask=mask,
+                logits_to_keep=row.keep, use_cache=False,
+            ).logits  # fmt: skip
+        return _totals(logits, row)
+
+    @functools.cached_property
+    def _told(self) -> bool:
+        """Whether the model's attention is looked up in transformers' registry; else it is given a mask."""
+        return any(getattr(module, "_supports_attention_backend", False) for module in self.model.modules())
+
+    @torch.no_grad()
+    def _try(self) -> bool:
+        """Whether packed examples score as they do alone, forked rows as one row does."""
+        examples = [
+            Encoded((3, 4, 5, 6, 7), ((8, 9), (8, 7, 5))),
+            Encoded((9, 3), ((4,), (5,))),
+            Encoded((7, 6, 9), ((3, 4, 8, 5),)),
+        ]
+        compiled = [
+            m for m in self.model.modules() if getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod")
+        ]
+        with evaluation(self.model):
+            alone = torch.cat([self.totals(pad([one], self.device))[0] for one in examples])
+            if compiled:
+                self.why = "it is compiled; give the plain model, whose steps are captured as graphs on a GPU"
+                return False
+            try:
+                together = self.totals(pack(examples, self._multiple).to(self.device))[0]
+            except Exception as error:  # whatever a model of any family may raise on a packed row
+                self.why = f"it cannot run a packed row ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+                return False
+        tolerance = 1e-3 if self.dtype in (torch.float32, torch.float64) else 5e-2
+        if not torch.allclose(alone, together, rtol=tolerance, atol=tolerance):
+            self.why = "packed examples do not score as they do alone: something is carried from token to token"
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The mean loss of a batch.
+
+    Args:
+        engine: runs the rows.
+        rows: each with the labels of its examples.
+        examples: how many there are in all rows.
+        over: see :meth:`Engine.objective`.
+    """
+
+    engine: Engine
+    rows: Sequence[tuple[Row | Padded, Tensor]]
+    examples: int
+    over: Over
+
+    def __call__(self) -> Tensor:
+        """The loss at the weights as they are: a scalar in fp32, differentiable where gradients are on."""
+        return self._losses(())[0]
+
+    @torch.no_grad()
+    def at(self, points: Sequence[Point]) -> list[float]:
+        """The loss at each point."""
+        if not self.engine.forked:
+            return visit(points, lambda: float(self()))
+        losses: list[float] = self._losses(points).tolist()
+        return losses
+
+    def _losses(self, points: Sequence[Point]) -> Tensor:
+        """(R,) in fp32."""
+        losses = [_losses(self.engine.totals(row, points), row, labels, self.over).sum(-1) for row, labels in self.rows]
+        return torch.stack(losses).sum(0) / self.examples
+
+
+def _totals(logits: Tensor, row: Row | Padded) -> Tensor:
+    """Sums of log-probabilities by option: (R, P, V) → (R, O), in fp32."""
+    count, _, words = logits.shape
+    at_once = max(1, LOGITS // (count * words))
+    norms = torch.cat([part.float().logsumexp(-1) for part in logits.split(at_once, 1)], 1)
+    scored = logits[:, row.source, row.target].float() - norms[:, row.source]
+    return scored.new_zeros(count, len(row.lengths)).index_add(1, row.option, scored)
+
+
+def _losses(totals: Tensor, row: Row | Padded, labels: Tensor, over: Over) -> Tensor:
+    """(R, O) → the loss of each example, (R, E)."""
+    means = totals / row.lengths
+    if over == "answer":
+        return -means  # one option an example
+    none = means.new_full((len(means), 1), -torch.inf)
+    logits = torch.cat([means, none], 1)[:, row.slots]  # (R, E, most options)
+    right = logits.gather(2, labels.expand(len(means), -1)[:, :, None])[:, :, 0]
+    return logits.logsumexp(-1) - right
+
+
+def _additive(row: Row, dtype: torch.dtype) -> Tensor:
+    """The mask as numbers to be added to scores: (1, 1, S, S)."""
+    seen = row.sees()
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)[
+        None, None
+    ]

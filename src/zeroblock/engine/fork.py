@@ -1,0 +1,263 @@
+"""The forked forward: several points of weight space in one pass of the model's own forward.
+
+Points differ in the active block alone.  So what lies before it runs once; its modules
+run once a point, on a perturbed copy that exists for as long as they run; what lies
+after it runs once on the points' rows together.  Nothing of the model is rewritten:
+its own modules are called, the active ones through a wrapper for the time of one pass.
+
+    ids ──► layer 0 ──► … ──► layer j at θ⁺ ─┐
+                          └─► layer j at θ⁻ ─┴─► layer j+1 (two rows) ──► … ──► head
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..block import stacks
+from ..direction import Member, Point
+from ..errors import ZeroBlockError
+from ..subspace import Elementwise, Factored
+
+PAIR = 1024
+"""Rows up to this many tokens take both copies of a layer at once, from one draw; longer ones one after another."""
+
+Forward = Callable[..., Any]
+
+
+class Anatomy:
+    """Where a model reads its parameters: in which layer, or in which modules outside the layers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.owners: dict[str, list[nn.Module]] = {}
+        self.layer: dict[str, nn.Module] = {}
+        names = {id(p): n for n, p in model.named_parameters()}
+        for module in model.modules():
+            for param in module._parameters.values():
+                if param is not None:
+                    self.owners.setdefault(names[id(param)], []).append(module)
+        for stack in stacks(model):
+            for layer in model.get_submodule(stack).children():
+                for param in layer.parameters():
+                    self.layer[names[id(param)]] = layer
+
+    def stages(self, members: Sequence[Member]) -> list[tuple[nn.Module, list[Member]]]:
+        """The modules to run once a point, each with the tensors that are perturbed in it.
+
+        A layer that holds an active tensor, and every module outside the layers that does: a tied head is two of them.
+        """
+        found: dict[int, tuple[nn.Module, list[Member]]] = {}
+        for member in members:
+            layer = self.layer.get(member.name)
+            for module in [layer] if layer is not None else self.owners[member.name]:
+                if layer is None and any(True for _ in module.children()):
+                    raise ZeroBlockError(f"{member.name!r} is read by a module that holds others")
+                found.setdefault(id(module), (module, []))[1].append(member)
+        return list(found.values())
+
+
+@contextlib.contextmanager
+def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int) -> Iterator[None]:
+    """A forward inside this runs at all points: what it returns has a row for each.
+
+    Args:
+        anatomy: of the model that will run.
+        points: along directions of the same members.
+        tokens: of the row that will run.
+    """
+    fork = _Fork(points, tokens)
+    replaced: list[tuple[nn.Module, Forward | None]] = []
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # it would hand one point's weights to the next
+    try:
+        for module, members in anatomy.stages(points[0].direction.members):
+            for one, forward in fork.replacements(module, members, anatomy):
+                replaced.append((one, vars(one).get("forward")))
+                one.forward = forward
+        yield
+    finally:
+        for one, before in reversed(replaced):
+            if before is None:
+                del one.forward
+            else:
+                one.forward = before
+        torch.set_autocast_cache_enabled(cached)
+
+
+class _Fork:
+    """The state of one forked pass: the points, and whether their rows have parted yet."""
+
+    def __init__(self, points: Sequence[Point], tokens: int) -> None:
+        self.points, self.parted = points, False
+        a, b = points[0], points[-1]
+        self.mirrored = len(points) == 2 and a.direction is b.direction and a.scale == -b.scale and tokens <= PAIR
+
+    def replacements(
+        self, module: nn.Module, members: list[Member], anatomy: Anatomy
+    ) -> list[tuple[nn.Module, Forward]]:
+        """Modules and what their forward is to be during the pass."""
+        by_owner: dict[int, tuple[nn.Module, list[Member]]] = {}
+        for member in members:
+            for owner in anatomy.owners[member.name]:
+                if owner is module or member.name in anatomy.layer:
+                    by_owner.setdefault(id(owner), (owner, []))[1].append(member)
+        if not all(_beside(owner, mine) for owner, mine in by_owner.values()):
+            return [(module, self.copied(module, members))]
+        leaves = [
+            (owner, self.factored(owner, mine) if _low_rank(mine) else self.copied(owner, mine))
+            for owner, mine in by_owner.values()
+        ]
+        return leaves if id(module) in by_owner else [(module, self.entered(module)), *leaves]
+
+    def copied(self, module: nn.Module, members: Sequence[Member]) -> Forward:
+        """The module's forward, once a point, on perturbed copies of its active tensors."""
+        inner = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            outs = []
+            originals = [member.param.data for member in members]
+            try:
+                for r, copies in enumerate(self._copies(members)):
+                    for member, copy in zip(members, copies, strict=True):
+                        member.param.data = copy
+                    outs.append(inner(*self._mine(args, r), **self._mine(kwargs, r)))
+                    del copies
+                    for member, original in zip(members, originals, strict=True):
+                        member.param.data = original
+            finally:
+                for member, original in zip(members, originals, strict=True):
+                    member.param.data = original
+            self.parted = True
+            return _join(outs)
+
+        return forward
+
+    def entered(self, module: nn.Module) -> Forward:
+        """The module's forward on a row for each point, for leaves inside that tell the rows apart."""
+        inner = module.forward
+
+        def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+            hidden = self._rows(hidden)
+            self.parted = True
+            return inner(hidden, *args, **kwargs)
+
+        return forward
+
+    def factored(self, module: nn.Module, members: Sequence[Member]) -> Forward:
+        """A matrix product with ±ε(xV)Uᵀ beside it: the perturbed matrix is never made."""
+        weight = next(m for m in members if isinstance(m.basis, Factored))
+        bias = next((m for m in members if m is not weight), None)
+        matrix, basis = weight.param, weight.basis
+        assert isinstance(basis, Factored)
+        v, us = self._factors(matrix, basis)
+
+        rows = len(self.points)
+        plain = module._parameters.get("bias") if bias is None else None
+
+        if isinstance(module, nn.Embedding):
+            inner = module.forward
+
+            def embedding(ids: Tensor) -> Tensor:
+                beside = torch.cat([F.embedding(self._mine(ids, r), us[r]) for r in range(rows)])
+                y = inner(ids) + beside @ v.T
+                self.parted = True
+                return y
+
+            return embedding
+
+        transposed = not isinstance(module, nn.Linear)  # transformers' Conv1D: y = xW
+        left, right = (us, v.T) if transposed else (v, us.transpose(1, 2))
+
+        def linear(x: Tensor) -> Tensor:
+            lead = x.shape[:-1] if self.parted else (rows, *x.shape[1:-1])
+            x = self._rows(x).reshape(rows, -1, x.shape[-1])  # experts see the rows end to end
+            y = F.linear(x, matrix.T if transposed else matrix, plain)
+            y = y + (x @ left) @ right
+            if bias is not None:
+                y = y + torch.stack([self._at(bias, r) for r in range(rows)])[:, None]
+            self.parted = True
+            return y.view(*lead, -1)
+
+        return linear
+
+    def _factors(self, matrix: Tensor, basis: Factored) -> tuple[Tensor, Tensor]:
+        """√ε·V of (n, r), and ±√ε·U for each point, (R, m, r), in the matrix's dtype."""
+        size = max(abs(point.scale) for point in self.points)
+        root = math.sqrt(size)  # shared by both factors: neither product leaves the range of 16 bits
+        drawn: dict[int, Tensor] = {}
+        us = []
+        for point in self.points:
+            key = point.direction.key
+            if key.probe not in drawn:
+                drawn[key.probe] = basis.draw(key, matrix.device)
+            us.append(drawn[key.probe] * (point.scale / root))
+        return (basis.factor(matrix.device) * root).to(matrix.dtype), torch.stack(us).to(matrix.dtype)
+
+    def _copies(self, members: Sequence[Member]) -> Iterator[list[Tensor]]:
+        """For each point the active tensors of a module there."""
+        bases = [member.basis for member in members]
+        if self.mirrored and all(isinstance(basis, Elementwise) for basis in bases):
+            direction, scale = self.points[0]
+            key, rounding = direction.key, direction.rounding
+            pairs = [
+                m.basis.mirrored(m.param, key, scale, rounding) for m in members if isinstance(m.basis, Elementwise)
+            ]
+            yield [plus for plus, _ in pairs]
+            yield [minus for _, minus in pairs]
+            return
+        for r in range(len(self.points)):
+            yield [self._at(member, r) for member in members]
+
+    def _at(self, member: Member, r: int) -> Tensor:
+        direction, scale = self.points[r]
+        if not scale:
+            return member.param.data
+        return member.basis.perturbed(member.param.data, direction.key, scale, direction.rounding)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """x with a row for each point."""
+        return x if self.parted else x.expand(len(self.points), *x.shape[1:])
+
+    def _mine(self, value: Any, r: int) -> Any:
+        """The part of an argument that belongs to a point."""
+        if isinstance(value, Tensor):
+            rows = len(self.points)
+            if not self.parted or value.dim() < 2 or value.shape[0] % rows:
+                return value
+            return value.chunk(rows)[r]  # OPT lays the rows end to end
+        if isinstance(value, tuple):
+            return tuple(self._mine(one, r) for one in value)
+        if isinstance(value, dict):
+            return {name: self._mine(one, r) for name, one in value.items()}
+        return value
+
+
+def _low_rank(members: Sequence[Member]) -> bool:
+    return any(isinstance(member.basis, Factored) for member in members)
+
+
+def _beside(owner: nn.Module, members: Sequence[Member]) -> bool:
+    """Whether a module's active tensors can be perturbed in it alone, without copies of its matrices."""
+    if not any(isinstance(member.basis, Factored) for member in members):
+        return all(member.param.dim() < 2 for member in members)
+    if type(owner) is nn.Embedding:  # subclasses shift ids or scale rows
+        return owner.max_norm is None
+    return type(owner) is nn.Linear or type(owner).__name__ == "Conv1D"
+
+
+def _join(outs: Sequence[Any]) -> Any:
+    """The points' outputs as rows of one."""
+    first = outs[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(outs))
+    if isinstance(first, tuple):
+        return tuple(_join(parts) for parts in zip(*outs, strict=True))
+    if first is None:
+        return None
+    raise ZeroBlockError(f"a layer returned {type(first).__name__}, which has no rows")

@@ -1,0 +1,52 @@
+"""The packed attention kernel against the plain one under the row's mask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from zeroblock.engine.attention import _dense
+from zeroblock.engine.pack import pack
+from zeroblock.ops import attention
+from zeroblock.task import Encoded
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [
+    torch.float32,
+    torch.float16,
+    *([torch.bfloat16] if DEVICE == "cuda" else []),
+]  # the interpreter has no bf16 dot
+
+
+def _row(lengths: list[tuple[int, tuple[int, ...]]], multiple: int):
+    batch = [
+        Encoded(tuple(range(context)), tuple(tuple(range(40 + k, 40 + k + n)) for k, n in enumerate(options)))
+        for context, options in lengths
+    ]
+    return pack(batch, multiple).to(torch.device(DEVICE))
+
+
+SHAPES = {
+    "one token": ([(1, (1,))], 1),
+    "short": ([(5, (2, 3)), (1, (1, 1, 4)), (9, (6,))], 1),
+    "padded": ([(7, (1, 1)), (3, (4, 2))], 16),
+    "long": ([(70, (3, 5)), (41, (2,)), (90, (1, 9, 3))], 8),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("heads", "groups", "size"), [(2, 1, 16), (4, 2, 24), (3, 3, 8)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (4, None), (None, 2.0)])
+def test_the_kernel_sees_what_the_mask_says(shape, heads, groups, size, dtype, window, softcap) -> None:
+    row = _row(*SHAPES[shape])
+    length = len(row.tokens)
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda h: torch.randn(2, length, h, size, generator=generator).to(DEVICE, dtype).transpose(1, 2)  # noqa: E731
+    q, k, v = draw(heads), draw(heads // groups), draw(heads // groups)
+    out = attention.packed(q, k, v, row, 0.3, window, softcap)
+    wide = [x.float() for x in (q, k, v)]
+    expected = _dense(*wide, row.sees(window), 0.3, softcap).transpose(1, 2)
+    tolerance = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=tolerance)
+    assert out.is_contiguous()
