@@ -56,6 +56,6 @@ def test_extra_memory_on_the_gpu(name: str) -> None:
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    optimizer.estimator(optimizer._measure(loss), [optimizer._direction(0)])
+    optimizer.estimator(optimizer._measure(loss), [optimizer.direction(0)])
     layer = 2048 * 2048 * 2
     assert torch.cuda.max_memory_allocated() - before < 1.3 * layer

@@ -54,7 +54,7 @@ def test_measuring_leaves_the_weights_alone(name: str, dtype: torch.dtype) -> No
         seen.append(float(loss()))
         return seen[-1]
 
-    estimate = optimizer.estimator(optimizer._measure(objective), [optimizer._direction(k) for k in range(2)])
+    estimate = optimizer.estimator(optimizer._measure(objective), [optimizer.direction(k) for k in range(2)])
     assert len(set(seen)) > 1, "the objective saw no perturbation"
     assert estimate.losses == tuple(seen)
     assert same(snapshot(model), before)
@@ -226,7 +226,7 @@ def test_extra_memory_is_bounded(name: str) -> None:
         optimizer.step(loss)
     layer = 256 * 257 * 4
     activations = 64 * 1024
-    measure = [optimizer._direction(0)]
+    measure = [optimizer.direction(0)]
     with torch.no_grad():
         assert peak_bytes(lambda: optimizer.estimator(optimizer._measure(loss), measure)) < layer + activations
 
@@ -235,7 +235,7 @@ def test_subtraction_needs_no_copy() -> None:
     model = nn.Module()
     model.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(2))
     optimizer = zb.mezo(model, restore="subtract")
-    run = lambda: optimizer.estimator(optimizer._measure(lambda: 0.0), [optimizer._direction(0)])  # noqa: E731
+    run = lambda: optimizer.estimator(optimizer._measure(lambda: 0.0), [optimizer.direction(0)])  # noqa: E731
     run()
     assert peak_bytes(run) < 1024
 

@@ -8,12 +8,14 @@ Coefficients are rounded to fp32, so that four bytes of a journal replay a step.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import numpy as np
+import torch
+from torch import Tensor
 
 from .direction import Direction, Point
 from .errors import ZeroBlockError
@@ -54,13 +56,10 @@ class Estimator(Protocol):
     def __call__(self, measure: Measure, directions: Sequence[Direction]) -> Estimate: ...
 
 
-def _single(x: float) -> float:
-    with np.errstate(over="ignore"):
-        return float(np.float32(x))
-
-
 @dataclasses.dataclass(frozen=True)
-class _Finite:
+class Finite(abc.ABC):
+    """Finite differences: points to measure at, and arithmetic on the losses there, on whatever device they are."""
+
     eps: float = 1e-3
     probes: int = 1
 
@@ -70,9 +69,25 @@ class _Finite:
         if self.probes < 1:
             raise ZeroBlockError(f"probes must be at least 1, got {self.probes}")
 
+    @abc.abstractmethod
+    def points(self, directions: Sequence[Direction]) -> list[Point]:
+        """Where to measure."""
+
+    @abc.abstractmethod
+    def coeffs(self, losses: Tensor) -> Tensor:
+        """(points,) in fp64 → (probes,) in fp32."""
+
+    @abc.abstractmethod
+    def loss(self, losses: Tensor) -> Tensor:
+        """The one people read."""
+
+    def __call__(self, measure: Measure, directions: Sequence[Direction]) -> Estimate:
+        losses = torch.tensor(measure(self.points(directions)), dtype=torch.float64)
+        return Estimate(float(self.loss(losses)), tuple(self.coeffs(losses).tolist()), tuple(losses.tolist()))
+
 
 @dataclasses.dataclass(frozen=True)
-class TwoSided(_Finite):
+class TwoSided(Finite):
     """Central differences along ``probes`` directions: 2·probes evaluations.
 
     Args:
@@ -80,21 +95,28 @@ class TwoSided(_Finite):
         probes: directions; the step is the mean over them.
     """
 
-    def __call__(self, measure: Measure, directions: Sequence[Direction]) -> Estimate:
-        losses = measure([Point(d, sign * self.eps) for d in directions for sign in (1, -1)])
-        pairs = list(zip(losses[::2], losses[1::2], strict=True))
-        coeffs = tuple(_single((plus - minus) / (2 * self.eps)) for plus, minus in pairs)
-        return Estimate(sum(losses) / len(losses), coeffs, tuple(losses))
+    def points(self, directions: Sequence[Direction]) -> list[Point]:
+        return [Point(direction, sign * self.eps) for direction in directions for sign in (1, -1)]
+
+    def coeffs(self, losses: Tensor) -> Tensor:
+        return ((losses[0::2] - losses[1::2]) / (2 * self.eps)).float()
+
+    def loss(self, losses: Tensor) -> Tensor:
+        return losses.mean()
 
 
 @dataclasses.dataclass(frozen=True)
-class OneSided(_Finite):
+class OneSided(Finite):
     """Forward differences that share one evaluation at θ: 1 + probes evaluations."""
 
-    def __call__(self, measure: Measure, directions: Sequence[Direction]) -> Estimate:
-        base, *losses = measure([Point(directions[0], 0.0), *(Point(d, self.eps) for d in directions)])
-        coeffs = tuple(_single((loss - base) / self.eps) for loss in losses)
-        return Estimate(base, coeffs, (base, *losses))
+    def points(self, directions: Sequence[Direction]) -> list[Point]:
+        return [Point(directions[0], 0.0), *(Point(direction, self.eps) for direction in directions)]
+
+    def coeffs(self, losses: Tensor) -> Tensor:
+        return ((losses[1:] - losses[0]) / self.eps).float()
+
+    def loss(self, losses: Tensor) -> Tensor:
+        return losses[0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import math
 import signal
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -21,13 +22,16 @@ from . import block as blocks_of
 from .block import Block, Partition
 from .direction import Direction, JustInTime, Member, Point, Subtracted, Swapped, visit
 from .errors import ZeroBlockError, ZeroBlockWarning
-from .estimator import Estimate, Estimator, Measure, TwoSided
+from .estimator import Estimator, Finite, Measure, TwoSided
 from .journal import Record
 from .noise import VERSION, Distribution, Key, Rounding
 from .ops import DTYPES
 from .rule import SGD, Rule
 from .schedule import Schedule, Shuffled
-from .subspace import Basis, Full, Subspace
+from .subspace import Alphas, Basis, Full, Subspace
+
+PENDING = 64
+"""Captured steps that may be under way before the host waits for the oldest."""
 
 Closure = Callable[[], Any]
 """Returns a number: a float, a numpy scalar or a tensor (averaged in fp32), from one micro-batch."""
@@ -128,6 +132,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self.listener: Callable[[Record], None] | None = None
         """Called with the record of every step, in order."""
         self._run_of_bad = 0
+        self._pending: deque[tuple[int, int, float, Tensor, torch.cuda.Event]] = deque()
         self._enter_turn()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -172,16 +177,20 @@ class ZeroOrder(torch.optim.Optimizer):
                 one a micro-batch, whose mean is the objective.
 
         Returns:
-            The loss: the mean of the two sides, or that at θ when one-sided; a scalar on the CPU.
+            The loss: the mean of the two sides, or that at θ when one-sided; a scalar, on the GPU
+            where the step was submitted as a captured graph and may not have ended yet.
         """
-        directions = [self._direction(probe) for probe in range(self.estimator.probes)]
+        submitted = self._submit(closure)
+        if submitted is not None:
+            return submitted
+        directions = [self.direction(probe) for probe in range(self.estimator.probes)]
         with evaluation(self.model):
             estimate = self.estimator(self._measure(closure), directions)
         lr = float(self.param_groups[0]["lr"])
         record = Record(self.steps, self.block, estimate.coeffs, lr, estimate.losses, estimate.loss)
         with _uninterrupted():
             if estimate.finite:
-                self._move(estimate, lr)
+                self._move(estimate.coeffs, lr)
             self.steps += 1
             self._deliver(record, estimate.finite)
             if self.steps % self.interval == 0:
@@ -189,6 +198,54 @@ class ZeroOrder(torch.optim.Optimizer):
         if not estimate.finite:
             self._complain()
         return torch.tensor(estimate.loss)
+
+    def _submit(self, closure: Closure | Sequence[Closure] | None) -> Tensor | None:
+        """A whole step on the device without waiting for it, where objective and method allow."""
+        submit = getattr(closure, "submit", None)
+        if submit is None or not self.capturable:
+            return None
+        with _uninterrupted():
+            numbers: Tensor | None = submit(self)
+            if numbers is None:
+                return None
+            host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            host.copy_(numbers, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._pending.append((self.steps, self.block, float(self.param_groups[0]["lr"]), host, event))
+            self.steps += 1
+            self._collect(0 if self.schedule.learns else PENDING)
+            if self.steps % self.interval == 0:
+                self._enter_turn()
+        return numbers[0]
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a step needs no number on the host: then it can be captured as a graph and replayed."""
+        return (
+            isinstance(self.rule, SGD)
+            and isinstance(self.estimator, Finite)
+            and self.restore == "copy"
+            and not self.param_groups[0]["weight_decay"]
+            and not getattr(self.subspace, "as_published", False)
+            and all(p.dtype != torch.float64 for p in self.params.values())
+        )
+
+    def flush(self) -> None:
+        """Wait until the numbers of every step have been delivered."""
+        self._collect(0)
+
+    def _collect(self, most: int) -> None:
+        """Deliver the steps that have ended, in order; wait until at most ``most`` have not."""
+        while self._pending and (len(self._pending) > most or self._pending[0][-1].query()):
+            step, block, lr, host, event = self._pending.popleft()
+            event.synchronize()
+            loss, *rest = host.tolist()
+            losses, coeffs = tuple(rest[: -self.estimator.probes]), tuple(rest[-self.estimator.probes :])
+            finite = all(map(math.isfinite, coeffs))
+            self._deliver(Record(step, block, coeffs, lr, losses, loss), finite)
+            if not finite:
+                self._complain()
 
     def _deliver(self, record: Record, finite: bool) -> None:
         """A step's numbers are known."""
@@ -234,7 +291,8 @@ class ZeroOrder(torch.optim.Optimizer):
         param = self.params[name]
         return self.subspace.basis(param, key, self.offsets[name], self.thresholds[name], self.distribution)
 
-    def _direction(self, probe: int) -> Direction:
+    def direction(self, probe: int) -> Direction:
+        """The line along which a probe of the next step measures."""
         key = Key(self.seed, self.steps, probe)
         if self.restore == "subtract":
             return Subtracted(key, self.members, self.rounding)
@@ -266,22 +324,30 @@ class ZeroOrder(torch.optim.Optimizer):
                 return True
         return False
 
-    def _move(self, estimate: Estimate, lr: float) -> None:
+    def _move(self, coeffs: Sequence[float], lr: float) -> None:
         key = Key(self.seed, self.steps)
-        share = [c / len(estimate.coeffs) for c in estimate.coeffs]
-        weight_decay = self.param_groups[0]["weight_decay"]
+        share = [c / len(coeffs) for c in coeffs]
+        if isinstance(self.rule, SGD):
+            self.descend([-lr * s for s in share], lr)
+            return
         for name, param, basis in self.members:
-            decay = 1 - lr * weight_decay if weight_decay and self.decays(name, param) else 1.0
-            if isinstance(self.rule, SGD):
-                basis.add_(param, key, [-lr * s for s in share], decay, self.rounding)
-                continue
             state = self._state(name, param, basis)
             for span in basis.spans():
                 g = basis.coords(param, key, span).mul_(share[0])
                 for probe in range(1, len(share)):
                     g.add_(basis.coords(param, key.to(probe=probe), span), alpha=share[probe])
                 delta = self.rule.delta(g, {s: state[s][span] for s in self.rule.state}, state["t"])
-                basis.lift_(param, delta, span, -lr, key, decay, self.rounding)
+                basis.lift_(param, delta, span, -lr, key, self._decay(name, param, lr), self.rounding)
+
+    def descend(self, alphas: Alphas, lr: float) -> None:
+        """θ ← (1 - lr·λ)·θ + P Σₖ alphas[k]·z_k on the active block, in one pass."""
+        key = Key(self.seed, self.steps)
+        for name, param, basis in self.members:
+            basis.add_(param, key, alphas, self._decay(name, param, lr), self.rounding)
+
+    def _decay(self, name: str, param: Tensor, lr: float) -> float:
+        weight_decay = self.param_groups[0]["weight_decay"]
+        return 1 - lr * weight_decay if weight_decay and self.decays(name, param) else 1.0
 
     def _state(self, name: str, param: Tensor, basis: Basis) -> dict[str, Any]:
         """The rule's state of a tensor, in the current basis."""
@@ -314,6 +380,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """Everything that continuing needs besides the weights: plain values and tensors."""
+        self.flush()
         names = {id(p): n for n, p in self.params.items()}
         return {
             "parts": self.parts,
@@ -330,6 +397,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
         """Continue where ``state_dict()`` was taken, bit for bit, given the weights of that moment."""
+        self.flush()
         if "parts" not in state_dict:
             raise ZeroBlockError("this state is not one of ZeroOrder.state_dict()")
         for what, mine, theirs in [

@@ -19,7 +19,13 @@ from .noise import SCHEDULE, Key, uniform
 
 @runtime_checkable
 class Schedule(Protocol):
-    """Where to look next; ``turn`` is ``step // interval``."""
+    """Where to look next; ``turn`` is ``step // interval``.
+
+    ``learns`` says whether the next block depends on what was measured before.
+    """
+
+    @property
+    def learns(self) -> bool: ...
 
     def pick(self, turn: int, n: int, seed: int, scores: list[float]) -> int:
         """The active block's index in [0, n)."""
@@ -32,6 +38,8 @@ class Schedule(Protocol):
 
 class _Blind:
     """A schedule that learns nothing."""
+
+    learns = False
 
     def observe(self, scores: list[float], block: int, coeffs: tuple[float, ...]) -> None:
         pass
@@ -101,6 +109,7 @@ class Adaptive:
     warmup: int | None = None
     signed: bool = False
     first: Schedule = dataclasses.field(default_factory=Shuffled)
+    learns = True
 
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:

@@ -22,6 +22,10 @@ CHUNK = 1 << 22
 """Coordinates (or lifted elements) that are materialised at a time, in fp32: 16 MiB."""
 
 
+Alphas = Sequence[float] | Tensor
+"""Coefficients, one a probe; a tensor is one of a GPU, in fp32."""
+
+
 class Basis(Protocol):
     """P for one tensor with ``size`` coordinates, flat and in fp32.
 
@@ -37,7 +41,7 @@ class Basis(Protocol):
         """A copy θ + eps·Pz; ``param`` is only read."""
         ...
 
-    def add_(self, param: Tensor, key: Key, alphas: Sequence[float], decay: float, rounding: Rounding) -> None:
+    def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float, rounding: Rounding) -> None:
         """θ ← decay·θ + P Σₖ alphas[k]·z_k, in one pass."""
         ...
 
@@ -92,7 +96,7 @@ class Elementwise:
             param, key, eps, offset=self.offset, mask=self.mask, distribution=self.distribution, rounding=rounding
         )
 
-    def add_(self, param: Tensor, key: Key, alphas: Sequence[float], decay: float, rounding: Rounding) -> None:
+    def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float, rounding: Rounding) -> None:
         ops.add_noise_(
             param, key, alphas, offset=self.offset, decay=decay, mask=self.mask,
             distribution=self.distribution, rounding=rounding,
@@ -153,35 +157,23 @@ class Factored:
         """U, (m, r)."""
         return normal(key, self.offset, (self.shape[0], self.rank), device=device, distribution=self.distribution)
 
-    def _add_product_(
-        self, param: Tensor, z: Tensor, alpha: float, key: Key, decay: float, rounding: Rounding, flip: bool = False
-    ) -> None:
-        """param ← decay·param + alpha·z Vᵀ, a few rows at a time."""
-        m, n = self.shape
-        matrix = param.detach().view(m, n) if param.is_contiguous() else param.detach().reshape(m, n)
-        v = self.factor(param.device)
-        rows = max(1, 4096 // n, min(CHUNK // n, m // 16))  # a sixteenth of a large tensor at most
-        for a in range(0, m, rows):
-            ops.add_(
-                matrix[a : a + rows], _outer(z[a : a + rows], v), alpha, key, offset=self.offset + a * n, decay=decay,
-                rounding=rounding, flip=flip,
-            )  # fmt: skip
-        if matrix.data_ptr() != param.data_ptr():
-            param.detach().copy_(matrix.view(param.shape))
-
     def perturbed(self, param: Tensor, key: Key, eps: float, rounding: Rounding) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
         bits = key.to(probe=key.probe + 1)  # apart from the update's, which are those of probe 0
-        self._add_product_(copy, self.draw(key, param.device), eps, bits, 1.0, rounding, flip=eps < 0)
-        return copy
+        z, v = self.draw(key, param.device), self.factor(param.device)
+        return ops.add_outer_(copy, z, v, eps, bits, offset=self.offset, rounding=rounding, flip=eps < 0)
 
-    def add_(self, param: Tensor, key: Key, alphas: Sequence[float], decay: float, rounding: Rounding) -> None:
-        if decay == 1.0 and not any(alphas):
+    def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float, rounding: Rounding) -> None:
+        if decay == 1.0 and not isinstance(alphas, Tensor) and not any(alphas):
             return
         z = torch.zeros((self.shape[0], self.rank), device=param.device)
-        for k, alpha in enumerate(alphas):
-            z.add_(self.draw(self._update_key(key.to(probe=key.probe + k)), param.device), alpha=alpha)
-        self._add_product_(param, z, 1.0, key, decay, rounding)
+        for k in range(len(alphas)):  # product and sum rounded apart, as on any device
+            z += self.draw(self._update_key(key.to(probe=key.probe + k)), param.device) * alphas[k]
+        self._lift_(param, z, 1.0, key, decay, rounding)
+
+    def _lift_(self, param: Tensor, z: Tensor, alpha: float, key: Key, decay: float, rounding: Rounding) -> None:
+        v = self.factor(param.device)
+        ops.add_outer_(param, z, v, alpha, key, offset=self.offset, decay=decay, rounding=rounding)
 
     def _update_key(self, key: Key) -> Key:
         """Where the update draws U: the measurement's place, or as published on the steps that draw V."""
@@ -196,7 +188,7 @@ class Factored:
     def lift_(
         self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float, rounding: Rounding
     ) -> None:
-        self._add_product_(param, delta.view(self.shape[0], self.rank), alpha, key, decay, rounding)
+        self._lift_(param, delta.view(self.shape[0], self.rank), alpha, key, decay, rounding)
 
     def transport(self, state: Tensor, old: Basis) -> Tensor:
         assert isinstance(old, Factored)
@@ -288,14 +280,6 @@ def _check_fraction(subspace: Sparse | Bernoulli) -> None:
 
 def _flat(param: Tensor) -> Tensor:
     return param.detach().reshape(-1)
-
-
-def _outer(z: Tensor, v: Tensor) -> Tensor:
-    """z Vᵀ by r explicit products, so that the sum's order does not depend on a library; (rows, n) fp32."""
-    out = torch.outer(z[:, 0], v[:, 0])
-    for k in range(1, z.shape[1]):
-        out += torch.outer(z[:, k], v[:, k])
-    return out
 
 
 def smallest(param: Tensor, k: int) -> float:

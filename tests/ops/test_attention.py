@@ -11,11 +11,9 @@ from zeroblock.ops import attention
 from zeroblock.task import Encoded
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPES = [
-    torch.float32,
-    torch.float16,
-    *([torch.bfloat16] if DEVICE == "cuda" else []),
-]  # the interpreter has no bf16 dot
+DTYPES = [torch.float32, torch.float16]
+if DEVICE == "cuda":  # Triton's interpreter has no product of bf16
+    DTYPES.append(torch.bfloat16)
 
 
 def _row(lengths: list[tuple[int, tuple[int, ...]]], multiple: int):

@@ -80,6 +80,50 @@ def test_every_form_of_the_kernel_agrees_to_the_bit(kernel, dtype: torch.dtype, 
             assert torch.equal(expected, got), (options, alphas)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("shape", "rank", "offset"), [((3, 5), 1, 0), ((7, 33), 2, 11), ((300, 9), 4, 2**33 + 8)])
+def test_an_outer_product_is_added_as_the_product_would_be(dtype, shape, rank, offset) -> None:
+    m, n = shape
+    generator = torch.Generator().manual_seed(m)
+    z, v = torch.randn(m, rank, generator=generator), torch.randn(n, rank, generator=generator)
+    x = weights(m * n, dtype).view(m, n)
+    product = sum(torch.outer(z[:, k], v[:, k]) for k in range(rank))
+    for decay, flip in ((1.0, False), (0.9, True)):
+        options = {"offset": offset, "decay": decay, "rounding": Rounding.STOCHASTIC, "flip": flip}
+        expected = ops.add_(x.clone(), product, -1e-2, Key(5, 6), **options)
+        assert torch.equal(bits(ops.add_outer_(x.clone(), z, v, -1e-2, Key(5, 6), **options)), bits(expected))
+        fused = x.clone().to(WHERE)
+        triton.add_outer_(
+            fused.view(-1), z.to(WHERE), v.to(WHERE), -1e-2, Key(5, 6, stream=ROUNDING), **options
+        )  # fmt: skip
+        assert torch.equal(bits(fused), bits(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("alphas", [(1e-3,), (0.1, -0.3, 0.2)], ids=str)
+def test_step_and_coefficients_read_on_the_device(dtype, mask, alphas) -> None:
+    """What a captured launch does: the step of its Key is not looked at."""
+    x = weights(50, dtype)
+    options = {"offset": 3, "decay": 1.0, "mask": mask, "distribution": Distribution.NORMAL}
+    expected, out = x.clone(), x.clone().to(WHERE)
+    reference.add_noise_(expected, expected, Key(5, 6), alphas, rounding=Rounding.STOCHASTIC, **options)
+    stale = {**options, "mask": Bernoulli(Key(5, 0, stream=BASIS), 2**31) if isinstance(mask, Bernoulli) else mask}
+    with triton.clocked(torch.tensor([6, 4], device=WHERE)):
+        triton.add_noise_(
+            out, out, Key(5, 1), torch.tensor(alphas, device=WHERE), rounding=Rounding.STOCHASTIC, **stale
+        )  # fmt: skip
+    assert torch.equal(bits(out), bits(expected))
+
+
+def test_coefficients_of_zero_on_the_device_change_not_even_signed_zeros() -> None:
+    x = torch.tensor([0.0, -0.0, 1.0, -1.0], device=WHERE)
+    before = bits(x).clone()
+    options = {"offset": 0, "decay": 1.0, "mask": None, "distribution": Distribution.NORMAL}
+    triton.add_noise_(x, x, Key(0, 0), torch.zeros(2, device=WHERE), rounding=Rounding.NEAREST, **options)
+    assert torch.equal(bits(x), before)
+
+
 def test_known_answers_of_philox() -> None:
     """The vectors that Random123 ships for philox4x32-10."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,24 +25,33 @@ DENSE = 512
 _row: contextvars.ContextVar[Row] = contextvars.ContextVar("row")
 
 
+def configs(model: nn.Module) -> list[Any]:
+    """The configurations in which a model's layers look up their attention."""
+    from transformers import PreTrainedConfig
+
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig):
+            found[id(config)] = config
+    return list(found.values())
+
+
 @contextlib.contextmanager
-def attending(model: nn.Module, row: Row) -> Iterator[None]:
-    """The model's attention reads this row inside."""
-    from transformers import AttentionInterface, PreTrainedConfig
+def attending(configs: Sequence[Any], row: Row) -> Iterator[None]:
+    """Models of these configurations attend within this row inside."""
+    from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend)
-    configs = {
-        id(m.config): m.config for m in model.modules() if isinstance(getattr(m, "config", None), PreTrainedConfig)
-    }
-    before = [(found, found._attn_implementation) for found in configs.values()]
+    before = [config._attn_implementation for config in configs]
     token = _row.set(row)
     try:
-        for found, _ in before:
-            found._attn_implementation = NAME
+        for config in configs:
+            config._attn_implementation = NAME
         yield
     finally:
-        for found, name in before:
-            found._attn_implementation = name
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation = name
         _row.reset(token)
 
 

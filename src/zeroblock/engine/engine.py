@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from ..direction import Point, visit
 from ..errors import ZeroBlockError, ZeroBlockWarning
-from ..optimizer import evaluation
+from ..optimizer import ZeroOrder, evaluation
 from ..task.encoding import Encoded
-from .attention import attending
+from .attention import attending, configs
 from .fork import Anatomy, forking
+from .graph import Graphs
 from .pack import Padded, Row, pack, pad, split
 
 Over = Literal["options", "answer"]
@@ -60,14 +61,20 @@ class Engine:
             raise ZeroBlockError(f"max_tokens must be at least 1, got {max_tokens}")
         self.model = model
         self.device, self.dtype = next((p.device, p.dtype) for p in model.parameters())
-        self.graphs = self.device.type == "cuda" if graphs is None else graphs
+        if graphs and self.device.type != "cuda":
+            raise ZeroBlockError(f"graphs are captured on a CUDA device, the model is on {self.device}; leave them out")
         self.max_tokens = max_tokens or (4096 if self.device.type == "cuda" else None)
         self.why = ""
         """Why the model is not packed or not forked; empty where it is."""
         self.anatomy = Anatomy(model)
+        self._configs = configs(model)
+        self.graphs: Graphs | None = None
         self.packed = self._try()
         self.forked = fork and self.packed
         """Whether the points of a step run in one pass."""
+        capture = self.device.type == "cuda" if graphs is None else graphs
+        self.graphs = Graphs() if capture and self.forked else None
+        """Captured steps, where steps are captured."""
         if self.why:
             warnings.warn(
                 f"{type(model).__name__} is evaluated on padded rows, one point after another: {self.why}",
@@ -97,32 +104,37 @@ class Engine:
         """Log-probabilities of every option of every example, at the weights as they are."""
         found: list[tuple[Score, ...]] = []
         for row, _ in self._rows(batch, [0] * len(batch)):
-            totals, lengths = self.totals(row)[0].tolist(), row.lengths.tolist()
+            totals, (*lengths, _) = self.totals(row.to(self.device))[0].tolist(), row.lengths.tolist()
             for slots in row.slots.tolist():
                 found.append(tuple(Score(totals[o], lengths[o]) for o in slots if o < len(lengths)))
         return found
 
     def _rows(self, batch: Sequence[Encoded], labels: Sequence[int]) -> list[tuple[Row | Padded, Tensor]]:
-        """Rows of the batch with the labels of their examples, on the device."""
+        """Rows of the batch with the labels of their examples, on the host."""
         rows: list[tuple[Row | Padded, Tensor]] = []
         for some in split(batch, self.max_tokens):
             examples = [batch[i] for i in some]
-            row = pack(examples, self._multiple).to(self.device) if self.packed else pad(examples, self.device)
-            rows.append((row, torch.tensor([labels[i] for i in some]).to(self.device)))
+            row = pack(examples, self._multiple, self._scored) if self.packed else pad(examples)
+            rows.append((row, torch.tensor([labels[i] for i in some])))
         return rows
 
     @property
     def _multiple(self) -> int:
-        return 16 if self.device.type == "cuda" else 1  # tensor cores want multiples of 8
+        """Tensor cores want multiples of 8; captured rows, few different lengths."""
+        return 32 if self.graphs is not None else 16 if self.device.type == "cuda" else 1
+
+    @property
+    def _scored(self) -> int:
+        return 16 if self.graphs is not None else 1
 
     def totals(self, row: Row | Padded, points: Sequence[Point] = ()) -> Tensor:
-        """(R, O): the log-probability of each option at each point, or once at the weights as they are."""
+        """(R, O + 1): the log-probability of each option at each point, or once at the weights as they are."""
         if isinstance(row, Padded):
             logits = self.model(input_ids=row.tokens, attention_mask=row.mask, use_cache=False).logits
             return _totals(logits.flatten(0, 1)[None], row)
         fork = forking(self.anatomy, points, len(row.tokens)) if points else contextlib.nullcontext()
         mask = None if self._told else _additive(row, self.dtype)
-        with fork, attending(self.model, row) if self._told else contextlib.nullcontext():
+        with fork, attending(self._configs, row) if self._told else contextlib.nullcontext():
             logits = self.model(
                 input_ids=row.tokens[None], position_ids=row.positions[None], attention_mask=mask,
                 logits_to_keep=row.keep, use_cache=False,
@@ -146,12 +158,12 @@ class Engine:
             m for m in self.model.modules() if getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod")
         ]
         with evaluation(self.model):
-            alone = torch.cat([self.totals(pad([one], self.device))[0] for one in examples])
+            alone = torch.cat([self.totals(pad([one]).to(self.device))[0, :-1] for one in examples])
             if compiled:
                 self.why = "it is compiled; give the plain model, whose steps are captured as graphs on a GPU"
                 return False
             try:
-                together = self.totals(pack(examples, self._multiple).to(self.device))[0]
+                together = self.totals(pack(examples, self._multiple).to(self.device))[0, :-1]
             except Exception as error:  # whatever a model of any family may raise on a packed row
                 self.why = f"it cannot run a packed row ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
                 return False
@@ -180,24 +192,41 @@ class Objective:
 
     def __call__(self) -> Tensor:
         """The loss at the weights as they are: a scalar in fp32, differentiable where gradients are on."""
-        return self._losses(())[0]
+        return self.losses(())[0]
 
     @torch.no_grad()
     def at(self, points: Sequence[Point]) -> list[float]:
         """The loss at each point."""
         if not self.engine.forked:
             return visit(points, lambda: float(self()))
-        losses: list[float] = self._losses(points).tolist()
+        losses: list[float] = self.losses(points).tolist()
         return losses
 
-    def _losses(self, points: Sequence[Point]) -> Tensor:
-        """(R,) in fp32."""
-        losses = [_losses(self.engine.totals(row, points), row, labels, self.over).sum(-1) for row, labels in self.rows]
-        return torch.stack(losses).sum(0) / self.examples
+    def submit(self, optimizer: ZeroOrder) -> Tensor | None:
+        """Take a whole step on the device without waiting for it, as a captured graph; None where that is not possible.
+
+        Returns:
+            (1 + points + probes,) in fp64: the loss, the losses, the coefficients.
+        """
+        graphs = self.engine.graphs
+        return None if graphs is None else graphs.step(optimizer, self)
+
+    def losses(self, points: Sequence[Point]) -> Tensor:
+        """(R,) in fp32: the loss at each point, or one at the weights as they are."""
+        parts = []
+        for row, labels in self._placed:
+            parts.append(_losses(self.engine.totals(row, points), row, labels, self.over).sum(-1))
+        return torch.stack(parts).sum(0) / self.examples
+
+    @functools.cached_property
+    def _placed(self) -> list[tuple[Row | Padded, Tensor]]:
+        """The rows on the device."""
+        device = self.engine.device
+        return [(row.to(device), labels.to(device)) for row, labels in self.rows]
 
 
 def _totals(logits: Tensor, row: Row | Padded) -> Tensor:
-    """Sums of log-probabilities by option: (R, P, V) → (R, O), in fp32."""
+    """Sums of log-probabilities by option: (R, P, V) → (R, O + 1), in fp32; the last is of no option."""
     count, _, words = logits.shape
     at_once = max(1, LOGITS // (count * words))
     norms = torch.cat([part.float().logsumexp(-1) for part in logits.split(at_once, 1)], 1)
@@ -206,14 +235,11 @@ def _totals(logits: Tensor, row: Row | Padded) -> Tensor:
 
 
 def _losses(totals: Tensor, row: Row | Padded, labels: Tensor, over: Over) -> Tensor:
-    """(R, O) → the loss of each example, (R, E)."""
-    means = totals / row.lengths
-    if over == "answer":
-        return -means  # one option an example
-    none = means.new_full((len(means), 1), -torch.inf)
-    logits = torch.cat([means, none], 1)[:, row.slots]  # (R, E, most options)
+    """(R, O + 1) → the loss of each example, (R, E)."""
+    means = (totals / row.lengths)[:, :-1]
+    logits = torch.cat([means, means.new_full((len(means), 1), -torch.inf)], 1)[:, row.slots]  # (R, E, most options)
     right = logits.gather(2, labels.expand(len(means), -1)[:, :, None])[:, :, 0]
-    return logits.logsumexp(-1) - right
+    return -right if over == "answer" else logits.logsumexp(-1) - right
 
 
 def _additive(row: Row, dtype: torch.dtype) -> Tensor:

@@ -40,8 +40,8 @@ class Row:
         keep: (P,) tokens whose logits are needed.
         source: (N,) for each scored token, the index into ``keep`` that predicts it.
         target: (N,) its id.
-        option: (N,) the option it belongs to.
-        lengths: (O,) tokens of each option.
+        option: (N,) the option it belongs to; O for one that fills the tensor up.
+        lengths: (O + 1,) tokens of each option, and a one.
         slots: (E, most options) the options of each example; O stands for none.
     """
 
@@ -61,13 +61,23 @@ class Row:
         """The same on a device, by one copy that does not wait."""
         if device == self.tokens.device:
             return self
-        names = [f.name for f in dataclasses.fields(self)]
-        parts: list[Tensor] = [getattr(self, name) for name in names]
-        flat = torch.cat([part.flatten() for part in parts])
-        if device.type == "cuda":
-            flat = flat.pin_memory()
-        moved = flat.to(device, non_blocking=True).split([part.numel() for part in parts])
-        return Row(**{name: new.view(old.shape) for name, new, old in zip(names, moved, parts, strict=True)})
+        flat = self.flat()
+        return self.view(flat.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else flat.to(device))
+
+    def flat(self) -> Tensor:
+        """All fields end to end."""
+        return torch.cat([getattr(self, f.name).flatten() for f in dataclasses.fields(self)])
+
+    def view(self, flat: Tensor) -> Row:
+        """A row of this one's shapes on the numbers of another's ``flat``."""
+        parts: dict[str, Tensor] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        pieces = flat.split([part.numel() for part in parts.values()])
+        return Row(**{n: new.view(old.shape) for (n, old), new in zip(parts.items(), pieces, strict=True)})
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Rows of equal shapes can take each other's numbers."""
+        return tuple(tuple(getattr(self, f.name).shape) for f in dataclasses.fields(self))
 
     def sees(self, window: int | None = None, a: int = 0, b: int | None = None) -> Tensor:
         """The mask of the tokens a to b: True where the query (row) sees the key (column).
@@ -108,12 +118,13 @@ def split(batch: Sequence[Encoded], max_tokens: int | None) -> Iterator[list[int
         yield row
 
 
-def pack(batch: Sequence[Encoded], multiple: int = 1) -> Row:
+def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
     """One row of a batch.
 
     Args:
         batch: examples, each with at least one option.
-        multiple: the row's length is rounded up to a multiple of this by tokens that see and score nothing.
+        multiple: S is rounded up to a multiple of this by tokens that see and score nothing.
+        scored: P and N are rounded up to a multiple of this by entries that count nowhere.
     """
     columns: dict[str, list[int]] = {f.name: [] for f in dataclasses.fields(Row)}
     tokens, positions = columns["tokens"], columns["positions"]
@@ -154,8 +165,11 @@ def pack(batch: Sequence[Encoded], multiple: int = 1) -> Row:
         positions.append(0)
         for column in (start, trunk, branch):
             column.append(place)
-    columns["keep"] = list(kept)
     none = len(columns["lengths"])
+    columns["lengths"].append(1)
+    columns["keep"] = list(kept) + [0] * (-len(kept) % scored)
+    for name, filling in (("source", 0), ("target", 0), ("option", none)):
+        columns[name] += [filling] * (-len(columns[name]) % scored)
     table = torch.tensor([row + [none] * (most - len(row)) for row in slots])
     return Row(**{n: torch.tensor(c) for n, c in columns.items() if n != "slots"}, slots=table)
 
@@ -186,8 +200,12 @@ class Padded:
     lengths: Tensor
     slots: Tensor
 
+    def to(self, device: torch.device) -> Padded:
+        """The same on a device."""
+        return Padded(**{f.name: getattr(self, f.name).to(device) for f in dataclasses.fields(self)})
 
-def pad(batch: Sequence[Encoded], device: torch.device) -> Padded:
+
+def pad(batch: Sequence[Encoded]) -> Padded:
     """The strings of a batch, for models that cannot be packed."""
     strings = [row for one in batch for row in one.rows]
     width = max(len(ids) for ids, _ in strings)
@@ -201,11 +219,11 @@ def pad(batch: Sequence[Encoded], device: torch.device) -> Padded:
     numbers = iter(range(len(strings)))
     slots = [[next(numbers) for _ in one.options] + [len(strings)] * (most - len(one.options)) for one in batch]
     lengths = [own for _, own in strings]
-    columns = {
+    columns: dict[str, list] = {
         "source": source,
         "target": [token for ids, own in strings for token in ids[len(ids) - own :]],
         "option": [b for b, own in enumerate(lengths) for _ in range(own)],
-        "lengths": lengths,
+        "lengths": [*lengths, 1],
         "slots": slots,
     }
-    return Padded(tokens.to(device), mask.to(device), **{n: torch.tensor(c, device=device) for n, c in columns.items()})
+    return Padded(tokens, mask, **{n: torch.tensor(c) for n, c in columns.items()})

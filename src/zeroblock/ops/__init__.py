@@ -19,7 +19,7 @@ from torch import Tensor
 from ..noise import ROUNDING, Distribution, Key, Rounding
 from .spec import Bernoulli, Magnitude, Mask
 
-__all__ = ["Bernoulli", "Magnitude", "Mask", "add_", "add_noise_", "fill_", "perturb", "perturb_pair"]
+__all__ = ["Bernoulli", "Magnitude", "Mask", "add_", "add_noise_", "add_outer_", "fill_", "perturb", "perturb_pair"]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 PIECE = 1 << 22  # elements of a strided tensor that are copied at a time
@@ -77,7 +77,7 @@ def fill_(out: Tensor, key: Key, *, offset: int = 0, distribution: Distribution 
 def add_noise_(
     param: Tensor,
     key: Key,
-    alpha: float | Sequence[float],
+    alpha: float | Sequence[float] | Tensor,
     *,
     offset: int = 0,
     decay: float = 1.0,
@@ -90,7 +90,7 @@ def add_noise_(
     Args:
         param: weights of any shape and strides; fp32, fp64, fp16 or bf16.
         key: address of u_0; u_k is that of probe ``key.probe + k``.
-        alpha: one coefficient, or one a probe.
+        alpha: one coefficient, or one a probe; on a GPU also an fp32 tensor of them, which is read there and not here.
         offset: global offset of the first element.
         decay: factor on the weights.
         mask: which elements take noise; all by default.
@@ -101,8 +101,8 @@ def add_noise_(
         ``param``.
     """
     _check(param)
-    alphas = (alpha,) if isinstance(alpha, (int, float)) else tuple(alpha)
-    if decay == 1.0 and not any(alphas):
+    alphas = (alpha,) if isinstance(alpha, (int, float)) else alpha if isinstance(alpha, Tensor) else tuple(alpha)
+    if decay == 1.0 and not isinstance(alphas, Tensor) and not any(alphas):
         return param  # not even the sign of a zero changes
     module = backend(param.device)
 
@@ -209,3 +209,56 @@ def add_(
 
     _inplace(param, run)
     return param
+
+
+def add_outer_(
+    param: Tensor,
+    z: Tensor,
+    v: Tensor,
+    alpha: float,
+    key: Key,
+    *,
+    offset: int = 0,
+    decay: float = 1.0,
+    rounding: Rounding = Rounding.STOCHASTIC,
+    flip: bool = False,
+) -> Tensor:
+    """param ← decay·param + alpha·z Vᵀ, as ``add_`` of the product would be; the product is never whole in memory.
+
+    Args:
+        param: of m·n elements.
+        z: (m, r) fp32.
+        v: (n, r) fp32.
+        alpha, key, offset, decay, rounding, flip: as in ``add_``.
+
+    Returns:
+        ``param``.
+    """
+    _check(param)
+    m, n = len(z), len(v)
+    whole = param.detach().contiguous()
+    module = backend(param.device)
+    if module.__name__.endswith("triton"):
+        module.add_outer_(
+            whole.view(-1), z.contiguous(), v.contiguous(), alpha, key.to(stream=ROUNDING), offset=offset, decay=decay,
+            rounding=rounding, flip=flip,
+        )  # fmt: skip
+    else:
+        matrix = whole.view(m, n)
+        rows = max(1, 4096 // n, min(PIECE // n, m // 16))  # a sixteenth of a large tensor at most
+        for a in range(0, m, rows):
+            add_(
+                matrix[a : a + rows], _outer(z[a : a + rows], v), alpha, key, offset=offset + a * n, decay=decay,
+                rounding=rounding, flip=flip,
+            )  # fmt: skip
+    if whole.data_ptr() != param.data_ptr():
+        param.detach().copy_(whole)
+    return param
+
+
+def _outer(z: Tensor, v: Tensor) -> Tensor:
+    """z Vᵀ by r explicit products, so that the sum's order does not depend on a library; (rows, n) fp32."""
+    out = torch.outer(z[:, 0], v[:, 0])
+    for k in range(1, z.shape[1]):
+        out += torch.outer(z[:, k], v[:, k])
+    return out

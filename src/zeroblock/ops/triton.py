@@ -8,12 +8,15 @@ specification names.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..noise import Distribution, Key, Rounding
+from ..noise import BASIS, Distribution, Key, Rounding
 from .spec import (
     COS,
     LN_U,
@@ -33,6 +36,7 @@ WARPS = 4
 NONE, MAGNITUDE, BERNOULLI = range(3)
 MASKS = {type(None): NONE, Magnitude: MAGNITUDE, Bernoulli: BERNOULLI}
 
+BASIS_STREAM = tl.constexpr(BASIS)
 M0, M1 = tl.constexpr(MULTIPLIERS[0]), tl.constexpr(MULTIPLIERS[1])
 W0, W1 = tl.constexpr(WEYL[0]), tl.constexpr(WEYL[1])
 L0, L1, L2, L3, L4, L5, L6, L7, L8 = (tl.constexpr(c) for c in LOG)
@@ -153,6 +157,12 @@ def _quantize(x, word, DTYPE: tl.constexpr, STOCHASTIC: tl.constexpr, FLIP: tl.c
 
 
 @triton.jit
+def _tick(clock_ptr, c3):
+    """The step that a captured kernel is replayed for, or the first step of its turn for draws of a basis."""
+    return tl.load(clock_ptr + tl.where((c3.to(tl.uint32) & 15) == BASIS_STREAM, 1, 0)).to(tl.uint32)
+
+
+@triton.jit
 def _accumulate(acc, u, alpha):
     """acc + alpha·u: rounded once in fp32, twice (product, sum) in fp64."""
     if acc.dtype == tl.float64:
@@ -184,25 +194,30 @@ def _place(n, base, lead, shift, first, ALIGNED: tl.constexpr, WHOLE: tl.constex
 
 @triton.jit(do_not_specialize=["n", "base", "lead", "shift", "first", "k0", "k1", "c2", "c3", "m2", "m3", "limit"])
 def _add_noise(
-    out_ptr, minus_ptr, x_ptr, coeffs_ptr, n, base, lead, shift, first, alpha, decay, threshold,
+    out_ptr, minus_ptr, x_ptr, coeffs_ptr, clock_ptr, n, base, lead, shift, first, alpha, decay, threshold,
     k0, k1, c2, c3, m2, m3, limit,
-    ALIGNED: tl.constexpr, WHOLE: tl.constexpr, PROBES: tl.constexpr, POINTER: tl.constexpr, PAIR: tl.constexpr,
-    LOAD: tl.constexpr, DECAY: tl.constexpr, MASK: tl.constexpr, RADEMACHER: tl.constexpr, STOCHASTIC: tl.constexpr,
-    FLIP: tl.constexpr, GROUPS: tl.constexpr,
+    ALIGNED: tl.constexpr, WHOLE: tl.constexpr, PROBES: tl.constexpr, POINTER: tl.constexpr, CLOCK: tl.constexpr,
+    PAIR: tl.constexpr, LOAD: tl.constexpr, DECAY: tl.constexpr, MASK: tl.constexpr, RADEMACHER: tl.constexpr,
+    STOCHASTIC: tl.constexpr, FLIP: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     SIZE: tl.constexpr = GROUPS * 8
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.float32
-    k0, k1, c2, c3 = k0.to(tl.uint32), k1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32)
     low, high, index, inside = _place(n, base, lead, shift, first, ALIGNED, WHOLE, GROUPS)
     if LOAD:
         x = tl.load(x_ptr + index, mask=inside, other=0).to(WIDE)
     else:
         x = tl.zeros([SIZE], WIDE)
-    if POINTER:  # fp64 coefficients, or several: decay, threshold, alpha of each probe
+    FIRST: tl.constexpr = 2 if POINTER == 1 else 0
+    if POINTER == 1:  # fp64 coefficients, or several: decay, threshold, alpha of each probe
         decay = tl.load(coeffs_ptr).to(WIDE)
         threshold = tl.load(coeffs_ptr + 1).to(WIDE)
-        alpha = tl.load(coeffs_ptr + 2).to(WIDE)
+    if POINTER != 0:
+        alpha = tl.load(coeffs_ptr + FIRST).to(WIDE)
+    if CLOCK:
+        c2 = _tick(clock_ptr, c3)
+        m2 = _tick(clock_ptr, m3)
+    k0, k1, c2, c3 = k0.to(tl.uint32), k1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32)
     acc = x
     if DECAY:
         acc = x * decay
@@ -218,18 +233,23 @@ def _add_noise(
         v, _ = _noise(low, high, k0, k1, c2, (c3 + 16 * k).to(tl.uint32), RADEMACHER, SIZE)
         if MASK != 0:
             v = tl.where(kept, v, 0.0)
-        acc = _accumulate(acc, v, tl.load(coeffs_ptr + 2 + k).to(WIDE))
+        acc = _accumulate(acc, v, tl.load(coeffs_ptr + FIRST + k).to(WIDE))
+    if POINTER == 2 and not DECAY:  # a step that is not taken changes not even the sign of a zero
+        moved = tl.abs(alpha)
+        for k in range(1, PROBES):
+            moved += tl.abs(tl.load(coeffs_ptr + k).to(WIDE))
+        acc = tl.where(moved == 0, x, acc)
     tl.store(out_ptr + index, _quantize(acc, word, DTYPE, STOCHASTIC, FLIP), mask=inside)
     if PAIR:
         acc = _accumulate(x, u, -alpha)
         tl.store(minus_ptr + index, _quantize(acc, word, DTYPE, STOCHASTIC, not FLIP), mask=inside)
 
 
-@triton.jit(do_not_specialize=["n", "base", "lead", "shift", "first", "k0", "k1", "c2", "c3"])
+@triton.jit(do_not_specialize=["n", "base", "lead", "shift", "first", "k0", "k1", "c2", "c3", "width"])
 def _add(
-    x_ptr, delta_ptr, coeffs_ptr, n, base, lead, shift, first, alpha, decay, k0, k1, c2, c3,
-    ALIGNED: tl.constexpr, WHOLE: tl.constexpr, DECAY: tl.constexpr, STOCHASTIC: tl.constexpr, FLIP: tl.constexpr,
-    GROUPS: tl.constexpr,
+    x_ptr, delta_ptr, v_ptr, coeffs_ptr, clock_ptr, n, base, lead, shift, first, alpha, decay, k0, k1, c2, c3, width,
+    ALIGNED: tl.constexpr, WHOLE: tl.constexpr, RANK: tl.constexpr, CLOCK: tl.constexpr, DECAY: tl.constexpr,
+    STOCHASTIC: tl.constexpr, FLIP: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     SIZE: tl.constexpr = GROUPS * 8
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
@@ -241,11 +261,42 @@ def _add(
         alpha = tl.load(coeffs_ptr + 1)
     if DECAY:
         acc = acc * decay
-    acc = _accumulate(acc, tl.load(delta_ptr + index, mask=inside, other=0), alpha)
+    if RANK == 0:
+        delta = tl.load(delta_ptr + index, mask=inside, other=0)
+    else:  # row i, column j of z Vᵀ, the products summed in order, each rounded
+        row = tl.maximum(tl.min(index, 0), 0) // width  # one long division a tile, short ones a lane
+        local = (index - row * width).to(tl.int32)
+        i = row + local // width
+        j = local % width
+        delta = tl.load(delta_ptr + i * RANK, mask=inside, other=0) * tl.load(v_ptr + j * RANK, mask=inside, other=0)
+        for k in tl.static_range(1, RANK):
+            z = tl.load(delta_ptr + i * RANK + k, mask=inside, other=0)
+            delta = delta + z * tl.load(v_ptr + j * RANK + k, mask=inside, other=0)
+    acc = _accumulate(acc, delta, alpha)
     word = tl.zeros([SIZE], tl.uint32)
     if STOCHASTIC:
+        if CLOCK:
+            c2 = tl.load(clock_ptr)
         word = _words(low, high, k0.to(tl.uint32), k1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32), SIZE)
     tl.store(x_ptr + index, _quantize(acc, word, DTYPE, STOCHASTIC, FLIP), mask=inside)
+
+
+_clock: Tensor | None = None
+
+
+@contextlib.contextmanager
+def clocked(clock: Tensor) -> Iterator[None]:
+    """Kernels launched inside read their step on the device, so that a captured launch can be replayed for another.
+
+    Args:
+        clock: (2,) int64: the step, and the first step of its turn, which addresses bases.
+    """
+    global _clock
+    before, _clock = _clock, clock
+    try:
+        yield
+    finally:
+        _clock = before
 
 
 def _tiles(n: int, offset: int) -> tuple[tuple[int, int, int], list[tuple[int, int, bool]]]:
@@ -279,7 +330,7 @@ def add_noise_(
     out: Tensor,
     x: Tensor,
     key: Key,
-    alphas: tuple[float, ...],
+    alphas: tuple[float, ...] | Tensor,
     *,
     offset: int,
     decay: float,
@@ -303,7 +354,7 @@ def _launch(
     minus: Tensor | None,
     x: Tensor | None,
     key: Key,
-    alphas: tuple[float, ...],
+    alphas: tuple[float, ...] | Tensor,
     offset: int,
     decay: float,
     mask: Mask | None,
@@ -317,14 +368,18 @@ def _launch(
         raise ValueError(f"noise and mask of one step share a seed, got {key.seed} and {mask_key.seed}")
     n = out.numel()
     (base, lead, shift), launches = _tiles(n, offset)
-    pointer = len(alphas) > 1 or out.dtype == torch.float64
-    coeffs = _coeffs(out, decay, threshold, *alphas) if pointer else out
+    if isinstance(alphas, Tensor):
+        pointer, coeffs, alpha = 2, alphas, 0.0
+    else:
+        pointer, alpha = int(len(alphas) > 1 or out.dtype == torch.float64), alphas[0]
+        coeffs = _coeffs(out, decay, threshold, *alphas) if pointer else out
+    clock = out if _clock is None else _clock
     for first, tiles, whole in launches:
         _add_noise[(tiles,)](
-            out, out if minus is None else minus, out if x is None else x, coeffs, n, base, lead, shift, first,
-            alphas[0], decay, threshold, *key.words, *mask_key.words[2:], limit,
-            ALIGNED=shift == 0, WHOLE=whole, PROBES=len(alphas), POINTER=pointer, PAIR=minus is not None,
-            LOAD=x is not None, DECAY=decay != 1.0, MASK=MASKS[type(mask)],
+            out, out if minus is None else minus, out if x is None else x, coeffs, clock, n, base, lead, shift, first,
+            alpha, decay, threshold, *key.words, *mask_key.words[2:], limit,
+            ALIGNED=shift == 0, WHOLE=whole, PROBES=len(alphas), POINTER=pointer, CLOCK=_clock is not None,
+            PAIR=minus is not None, LOAD=x is not None, DECAY=decay != 1.0, MASK=MASKS[type(mask)],
             RADEMACHER=distribution == Distribution.RADEMACHER, STOCHASTIC=stochastic, FLIP=flip,
             GROUPS=GROUPS, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
@@ -342,13 +397,46 @@ def add_(
     flip: bool = False,
 ) -> None:
     """x ← round(decay·x + alpha·delta) with rounding bits from ``key``; flat tensors, delta fp32."""
+    _launch_add(x, delta, delta, 0, 1, alpha, key, offset, decay, rounding, flip)
+
+
+def add_outer_(
+    x: Tensor,
+    z: Tensor,
+    v: Tensor,
+    alpha: float,
+    key: Key,
+    *,
+    offset: int,
+    decay: float,
+    rounding: Rounding,
+    flip: bool = False,
+) -> None:
+    """x ← round(decay·x + alpha·z Vᵀ); x flat, z (m, r) and v (n, r) fp32 and contiguous."""
+    _launch_add(x, z, v, z.shape[1], v.shape[0], alpha, key, offset, decay, rounding, flip)
+
+
+def _launch_add(
+    x: Tensor,
+    delta: Tensor,
+    v: Tensor,
+    rank: int,
+    width: int,
+    alpha: float,
+    key: Key,
+    offset: int,
+    decay: float,
+    rounding: Rounding,
+    flip: bool,
+) -> None:
     n = x.numel()
     (base, lead, shift), launches = _tiles(n, offset)
     coeffs = _coeffs(x, decay, alpha) if x.dtype == torch.float64 else x
+    clock = x if _clock is None else _clock
     for first, tiles, whole in launches:
         _add[(tiles,)](
-            x, delta, coeffs, n, base, lead, shift, first, alpha, decay, *key.words,
-            ALIGNED=shift == 0, WHOLE=whole, DECAY=decay != 1.0,
+            x, delta, v, coeffs, clock, n, base, lead, shift, first, alpha, decay, *key.words, width,
+            ALIGNED=shift == 0, WHOLE=whole, RANK=rank, CLOCK=_clock is not None, DECAY=decay != 1.0,
             STOCHASTIC=rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2,
             FLIP=flip, GROUPS=GROUPS, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip

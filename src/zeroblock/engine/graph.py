@@ -1,0 +1,165 @@
+"""Captured steps: forward, coefficient and update of one block and one row length as a CUDA graph.
+
+Nothing of a step comes back to the host: its kernels read tokens, step number and
+learning rate from a buffer that is filled by one copy before the graph is replayed, and the
+coefficient they compute is the one the update uses.  Launching is what small rows spend
+their time on otherwise: some six hundred kernels for a 13B model.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from ..errors import ZeroBlockWarning
+from ..estimator import Finite
+from .pack import Row
+
+if TYPE_CHECKING:
+    from ..optimizer import ZeroOrder
+    from .engine import Objective
+
+TOKENS = 1024
+"""Longer rows keep the device busy without a graph."""
+LIMIT = 1 << 30
+"""Bytes of device memory that captured steps may hold."""
+
+
+class _Captured(NamedTuple):
+    """A graph, what it reads and what it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor
+    numbers: Tensor
+    bytes: int
+
+
+class Graphs:
+    """The captured steps of one optimizer at a time, least recently used first.
+
+    Args:
+        limit: bytes they may hold; beyond, the least recently used is dropped.
+    """
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
+        self.bytes = 0
+        """Device memory they hold."""
+        self.captures = 0
+        """How many were captured so far."""
+        self.why = ""
+        """Why steps are not captured; empty where they are."""
+        self._steps: OrderedDict[tuple[object, ...], _Captured] = OrderedDict()
+        self._warm: set[tuple[object, ...]] = set()
+        self._pool: Any = None
+        self._owner: ZeroOrder | None = None
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def step(self, optimizer: ZeroOrder, objective: Objective) -> Tensor | None:
+        """Replay the step of this optimizer's block on this objective, captured before if need be.
+
+        Returns:
+            (1 + points + probes,) in fp64 on the device: the loss, the losses, the coefficients; None where the
+            step cannot be captured.
+        """
+        if self.why or len(objective.rows) != 1:
+            return None
+        row, labels = objective.rows[0]
+        if not isinstance(row, Row) or len(row.tokens) > TOKENS:
+            return None
+        lr = float(optimizer.param_groups[0]["lr"])
+        turn = optimizer.steps // optimizer.interval * optimizer.interval
+        last = torch.tensor([lr], dtype=torch.float64).view(torch.int64)
+        host = torch.cat([row.flat(), labels, torch.tensor([optimizer.steps, turn]), last]).pin_memory()
+        if optimizer is not self._owner:
+            self._steps.clear()
+            self.bytes, self._owner = 0, optimizer
+        what = (optimizer.estimator, optimizer.block, *(member.param.data_ptr() for member in optimizer.members))
+        key = (*what, row.shapes, objective.over)
+        captured = self._steps.get(key)
+        if captured is None:
+            captured = self._capture(optimizer, objective, row, labels, host, what)
+            if captured is None:
+                return None
+            self._keep(key, captured)
+        else:
+            self._steps.move_to_end(key)
+        captured.inputs.copy_(host, non_blocking=True)
+        captured.graph.replay()
+        return captured.numbers.clone()
+
+    def _capture(
+        self,
+        optimizer: ZeroOrder,
+        objective: Objective,
+        row: Row,
+        labels: Tensor,
+        host: Tensor,
+        what: tuple[object, ...],
+    ) -> _Captured | None:
+        from ..ops import triton
+        from ..optimizer import evaluation
+        from .engine import Objective
+
+        engine = objective.engine
+        estimator = cast(Finite, optimizer.estimator)
+        inputs = host.to(engine.device)
+        inputs[-1] = 0  # a learning rate of nought: the trial run before the capture moves nothing
+        size, examples = row.flat().numel(), len(labels)
+        static = Objective(
+            engine, [(row.view(inputs[:size]), inputs[size : size + examples])], objective.examples, objective.over
+        )
+        clock, rate = inputs[-3:-1], inputs[-1:].view(torch.float64)
+        directions = [optimizer.direction(probe) for probe in range(estimator.probes)]
+        points = estimator.points(directions)
+        numbers = torch.empty(1 + len(points) + estimator.probes, dtype=torch.float64, device=engine.device)
+
+        def step() -> None:
+            losses = static.losses(points).double()
+            coeffs = estimator.coeffs(losses)
+            alphas = -rate * (coeffs.double() / estimator.probes)
+            optimizer.descend(torch.where(coeffs.isfinite().all(), alphas, 0.0).float(), 0.0)
+            numbers.copy_(torch.cat([estimator.loss(losses)[None], losses, coeffs.double()]))
+
+        free = torch.cuda.mem_get_info(engine.device)[0]
+        stream = torch.cuda.Stream(engine.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            with torch.cuda.stream(stream), torch.no_grad(), evaluation(optimizer.model), triton.clocked(clock):
+                if what not in self._warm:  # kernels are compiled and libraries set up outside the capture
+                    step()
+                    self._warm.add(what)
+                stream.synchronize()
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    step()
+                finally:
+                    graph.capture_end()
+        except Exception as error:  # whatever a model of any family does that cannot be captured
+            self.why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            warnings.warn(
+                f"steps of {type(optimizer.model).__name__} cannot be captured as CUDA graphs and run one kernel at a "
+                f"time ({self.why})",
+                ZeroBlockWarning,
+                stacklevel=6,
+            )
+            return None
+        torch.cuda.current_stream().wait_stream(stream)
+        self.captures += 1
+        return _Captured(graph, inputs, numbers, max(0, free - torch.cuda.mem_get_info(engine.device)[0]))
+
+    def _keep(self, key: tuple[object, ...], captured: _Captured) -> None:
+        self._steps[key] = captured
+        self.bytes += captured.bytes
+        while self.bytes > self.limit and len(self._steps) > 1:
+            _, old = self._steps.popitem(last=False)
+            self.bytes -= old.bytes
