@@ -19,7 +19,7 @@ from ..task.encoding import Encoded
 from .attention import attending, configs
 from .fork import Anatomy, forking
 from .graph import Graphs
-from .pack import Padded, Row, pack, pad, split
+from .pack import Padded, Row, cost, pack, pad, split
 
 Over = Literal["options", "answer"]
 LOGITS = 1 << 26
@@ -66,6 +66,7 @@ class Engine:
         self.max_tokens = max_tokens or (4096 if self.device.type == "cuda" else None)
         self.why = ""
         """Why the model is not packed or not forked; empty where it is."""
+        self.weights = sum(p.numel() for p in model.parameters())
         self.anatomy = Anatomy(model)
         self._configs = configs(model)
         self.graphs: Graphs | None = None
@@ -114,18 +115,15 @@ class Engine:
         rows: list[tuple[Row | Padded, Tensor]] = []
         for some in split(batch, self.max_tokens):
             examples = [batch[i] for i in some]
-            row = pack(examples, self._multiple, self._scored) if self.packed else pad(examples)
+            row = pack(examples, *self._multiples(sum(map(cost, examples)))) if self.packed else pad(examples)
             rows.append((row, torch.tensor([labels[i] for i in some])))
         return rows
 
-    @property
-    def _multiple(self) -> int:
-        """Tensor cores want multiples of 8; captured rows, few different lengths."""
-        return 32 if self.graphs is not None else 16 if self.device.type == "cuda" else 1
-
-    @property
-    def _scored(self) -> int:
-        return 16 if self.graphs is not None else 1
+    def _multiples(self, tokens: int) -> tuple[int, int]:
+        """What a row's lengths are rounded up to: those of captured rows to few different ones, a sixteenth apart."""
+        if self.graphs is None or not self.graphs.pays(tokens, self.weights):
+            return (16 if self.device.type == "cuda" else 1), 1  # tensor cores want multiples of 8
+        return max(32, 1 << (tokens.bit_length() - 5)), 16
 
     def totals(self, row: Row | Padded, points: Sequence[Point] = ()) -> Tensor:
         """(R, O + 1): the log-probability of each option at each point, or once at the weights as they are."""
@@ -163,7 +161,7 @@ class Engine:
                 self.why = "it is compiled; give the plain model, whose steps are captured as graphs on a GPU"
                 return False
             try:
-                together = self.totals(pack(examples, self._multiple).to(self.device))[0, :-1]
+                together = self.totals(pack(examples, *self._multiples(30)).to(self.device))[0, :-1]
             except Exception as error:  # whatever a model of any family may raise on a packed row
                 self.why = f"it cannot run a packed row ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
                 return False

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ..optimizer import ZeroOrder
     from .engine import Objective
 
-TOKENS = 1024
-"""Longer rows keep the device busy without a graph."""
+WORK = 1e13
+"""Tokens × weights from which a row keeps the device busy without a graph: some 800 tokens at 13B."""
 LIMIT = 1 << 30
-"""Bytes of device memory that captured steps may hold."""
+"""Bytes of device memory that the graphs themselves may hold."""
 
 
 class _Captured(NamedTuple):
-    """A graph, what it reads and what it writes."""
+    """A graph, what it reads and what it writes; the bytes are those of the graph itself."""
 
     graph: torch.cuda.CUDAGraph
     inputs: Tensor
@@ -42,13 +42,13 @@ class Graphs:
     """The captured steps of one optimizer at a time, least recently used first.
 
     Args:
-        limit: bytes they may hold; beyond, the least recently used is dropped.
+        limit: bytes that the graphs themselves may hold; beyond, the least recently used is dropped.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
-        self.bytes = 0
-        """Device memory they hold."""
+        self.shared = 0
+        """Bytes of the memory that all of them compute in, one at a time; it stays when one is dropped."""
         self.captures = 0
         """How many were captured so far."""
         self.why = ""
@@ -57,6 +57,20 @@ class Graphs:
         self._warm: set[tuple[object, ...]] = set()
         self._pool: Any = None
         self._owner: ZeroOrder | None = None
+
+    @staticmethod
+    def pays(tokens: int, weights: int) -> bool:
+        """Whether launching a row's kernels takes longer than running them."""
+        return tokens * weights < WORK
+
+    @property
+    def bytes(self) -> int:
+        """Device memory they hold, and compute in."""
+        return self.shared + self._own
+
+    @property
+    def _own(self) -> int:
+        return sum(captured.bytes for captured in self._steps.values())
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -71,7 +85,7 @@ class Graphs:
         if self.why or len(objective.rows) != 1:
             return None
         row, labels = objective.rows[0]
-        if not isinstance(row, Row) or len(row.tokens) > TOKENS:
+        if not isinstance(row, Row) or not self.pays(len(row.tokens), objective.engine.weights):
             return None
         lr = float(optimizer.param_groups[0]["lr"])
         turn = optimizer.steps // optimizer.interval * optimizer.interval
@@ -79,7 +93,7 @@ class Graphs:
         host = torch.cat([row.flat(), labels, torch.tensor([optimizer.steps, turn]), last]).pin_memory()
         if optimizer is not self._owner:
             self._steps.clear()
-            self.bytes, self._owner = 0, optimizer
+            self._owner = optimizer
         what = (optimizer.estimator, optimizer.block, *(member.param.data_ptr() for member in optimizer.members))
         key = (*what, row.shapes, objective.over)
         captured = self._steps.get(key)
@@ -127,7 +141,6 @@ class Graphs:
             optimizer.descend(torch.where(coeffs.isfinite().all(), alphas, 0.0).float(), 0.0)
             numbers.copy_(torch.cat([estimator.loss(losses)[None], losses, coeffs.double()]))
 
-        free = torch.cuda.mem_get_info(engine.device)[0]
         stream = torch.cuda.Stream(engine.device)
         stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
@@ -139,6 +152,7 @@ class Graphs:
                     step()
                     self._warm.add(what)
                 stream.synchronize()
+                free, reserved = torch.cuda.mem_get_info(engine.device)[0], torch.cuda.memory_reserved(engine.device)
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     step()
@@ -155,11 +169,12 @@ class Graphs:
             return None
         torch.cuda.current_stream().wait_stream(stream)
         self.captures += 1
-        return _Captured(graph, inputs, numbers, max(0, free - torch.cuda.mem_get_info(engine.device)[0]))
+        grown = torch.cuda.memory_reserved(engine.device) - reserved
+        self.shared += grown
+        own = free - torch.cuda.mem_get_info(engine.device)[0] - grown
+        return _Captured(graph, inputs, numbers, max(0, own))
 
     def _keep(self, key: tuple[object, ...], captured: _Captured) -> None:
         self._steps[key] = captured
-        self.bytes += captured.bytes
-        while self.bytes > self.limit and len(self._steps) > 1:
-            _, old = self._steps.popitem(last=False)
-            self.bytes -= old.bytes
+        while self._own > self.limit and len(self._steps) > 1:
+            self._steps.popitem(last=False)

@@ -1,0 +1,183 @@
+"""Batches: the same examples in the same order for every variant that is measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from ..engine.pack import cost, pack
+from ..errors import ZeroBlockError
+from ..task import Encoded, Task
+from ..task.encoding import Tokenizer
+
+Over = Literal["options", "answer"]
+PADDING = 8
+"""MeZO's collator pads to a multiple of this."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Encoded examples with what is scored in them.
+
+    Args:
+        encoded: contexts with the options that branch off them.
+        labels: the right option of each.
+        over: cross-entropy over the options, or teacher forcing on the right one.
+    """
+
+    encoded: tuple[Encoded, ...]
+    labels: tuple[int, ...]
+    over: Over
+
+    @property
+    def scored(self) -> tuple[Encoded, ...]:
+        """The examples with the options that are scored: all, or the right one alone."""
+        if self.over == "options":
+            return self.encoded
+        return tuple(replace(one, options=(one.options[k],)) for one, k in zip(self.encoded, self.labels, strict=True))
+
+    @property
+    def rows(self) -> list[tuple[tuple[int, ...], int]]:
+        """What the published code runs: each option a string of its own, with the number of the option's tokens."""
+        return [row for one in self.scored for row in one.rows]
+
+    @property
+    def tokens(self) -> int:
+        """Packed: what options share once, and no token that predicts nothing."""
+        return sum(map(cost, self.scored))
+
+    @property
+    def padded(self) -> int:
+        """Padded: each option a row, all as long as the longest, up to a multiple of 8."""
+        rows = self.rows
+        return len(rows) * width(len(ids) for ids, _ in rows)
+
+    @property
+    def positions(self) -> int:
+        """Packed positions whose logits are needed."""
+        return len(pack(self.scored).keep)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Sizes of a batch, mean over several.
+
+    Args:
+        tokens: packed.
+        padded: each option a row.
+        positions: packed ones whose logits are needed.
+    """
+
+    tokens: int
+    padded: int
+    positions: int
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch]) -> Load:
+        sizes = zip(*((b.tokens, b.padded, b.positions) for b in batches), strict=True)
+        return cls(*(round(sum(size) / len(batches)) for size in sizes))
+
+
+def width(lengths: Iterable[int]) -> int:
+    """Columns of a padded batch.
+
+    >>> width([9, 17])
+    24
+    """
+    return -(-max(lengths) // PADDING) * PADDING
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The examples of a task, dealt out in order and from the start again.
+
+    Args:
+        encoded: every example.
+        labels: the right option of each.
+        over: see :class:`Batch`.
+    """
+
+    encoded: tuple[Encoded, ...]
+    labels: tuple[int, ...]
+    over: Over
+
+    def __post_init__(self) -> None:
+        if not self.encoded:
+            raise ZeroBlockError("there are no examples to measure on")
+
+    def batch(self, step: int, size: int) -> Batch:
+        """The batch of a step: a function of its number alone."""
+        chosen = [(step * size + i) % len(self.encoded) for i in range(size)]
+        return Batch(tuple(self.encoded[i] for i in chosen), tuple(self.labels[i] for i in chosen), self.over)
+
+    def folded(self, vocabulary: int) -> Pool:
+        """Ids of another tokenizer brought into a model's vocabulary: as many tokens, in the range of its table."""
+
+        def fold(ids: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(i % vocabulary for i in ids)
+
+        encoded = (
+            replace(one, context=fold(one.context), options=tuple(map(fold, one.options))) for one in self.encoded
+        )
+        return replace(self, encoded=tuple(encoded))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest string."""
+        return max(len(ids) for one in self.encoded for ids, _ in one.rows)
+
+
+def encode(
+    task: Task,
+    data: Path | None,
+    tokenizer: Tokenizer,
+    *,
+    seed: int = 0,
+    limit: int | None = None,
+    max_length: int = 2048,
+) -> Pool:
+    """The training examples of a task, in the protocol's order.
+
+    Args:
+        task: which.
+        data: see :meth:`Task.rows`.
+        tokenizer: the model's, or a stand-in of like granularity.
+        seed: the data seed.
+        limit: how many examples at most.
+        max_length: longer contexts are cut on the left.
+    """
+    encoder = task.encoder(tokenizer, max_length)
+    examples = task.load(data, seed=seed).train[:limit]
+    if task.objective == "options":
+        return Pool(tuple(map(encoder.example, examples)), tuple(e.right[0] for e in examples), "options")
+    return Pool(tuple(map(encoder.target, examples)), (0,) * len(examples), "answer")
+
+
+def write(path: Path, pool: Pool) -> None:
+    """One JSON object a line: context, options and label, as token ids."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        for one, label in zip(pool.encoded, pool.labels, strict=True):
+            file.write(json.dumps({"context": one.context, "options": one.options, "label": label}) + "\n")
+
+
+def read(path: Path, over: Over) -> Pool:
+    """What :func:`write` wrote."""
+    if not path.is_file():
+        raise ZeroBlockError(f"no file {str(path)!r}; write it with: zeroblock bench encode")
+    encoded, labels = [], []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            found = json.loads(line)
+            one = Encoded(tuple(map(int, found["context"])), tuple(tuple(map(int, o)) for o in found["options"]))
+            label = int(found["label"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ZeroBlockError(f"{path}:{number}: wants context, options and label as token ids ({error})") from error
+        if not one.context or not all(one.options) or not 0 <= label < len(one.options):
+            raise ZeroBlockError(f"{path}:{number}: wants a context, options that are not empty, and the label of one")
+        encoded.append(one)
+        labels.append(label)
+    return Pool(tuple(encoded), tuple(labels), over)

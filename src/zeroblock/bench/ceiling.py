@@ -1,0 +1,129 @@
+"""Ceilings: how fast this machine multiplies the model's own matrices and copies memory, and the floors they set.
+
+A floor is what a step would take if it did nothing but its products with the weights
+(attention's own products, norms and noise left out), or nothing but the reading and
+writing that perturbation and update cannot do without.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..block import Block, stacks
+
+COPIED = {"cuda": 1 << 30, "cpu": 1 << 27}
+"""Bytes copied to measure bandwidth: far beyond any cache."""
+
+
+class Ceiling:
+    """The measured speed of the products of a model.
+
+    Args:
+        model: a causal language model with a ``ModuleList`` of layers, on its device.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        stack = [layer for path in stacks(model) for layer in model.get_submodule(path).children()]
+        self.layer = {id(p): i for i, layer in enumerate(stack) for p in layer.parameters()}
+        # parameters, not their storage: a published procedure gives them another at every pass
+        self.matrices = [[p for p in layer.parameters() if p.dim() == 2] for layer in stack]
+        self.plain = bool(stack) and all(p.dim() <= 2 for layer in stack for p in layer.parameters())
+        outputs: Any = getattr(model, "get_output_embeddings", lambda: None)()
+        self.head: nn.Parameter | None = getattr(outputs, "weight", None)
+        self.params = dict(model.named_parameters())
+        first = next(iter(self.params.values()))
+        self.device, self.dtype = first.device, first.dtype
+        self._times: dict[tuple[str, int], float] = {}
+        self._bandwidth: float | None = None
+
+    def layers_ms(self, rows: int) -> float:
+        """All layers' products with that many rows, in milliseconds."""
+        return self._measured("layers", rows, [w for layer in self.matrices for w in layer])
+
+    def head_ms(self, rows: int) -> float:
+        """The head's product with that many rows."""
+        return 0.0 if self.head is None else self._measured("head", rows, [self.head])
+
+    def padded_ms(self, rows: int) -> float | None:
+        """Two forwards of padded rows with logits at every position: the published step."""
+        return 2 * (self.layers_ms(rows) + self.head_ms(rows)) if self.plain else None
+
+    def packed_ms(self, rows: int, positions: int) -> float | None:
+        """Two forwards of the packed row, one after the other."""
+        return 2 * (self.layers_ms(rows) + self.head_ms(positions)) if self.plain else None
+
+    def forked_ms(self, rows: int, positions: int, blocks: Sequence[Block], *, shared: bool = False) -> float | None:
+        """The forked step, mean over blocks: S rows before the block, twice S in it, 2S at once after it.
+
+        Args:
+            rows: S, tokens of the packed row.
+            positions: of it that carry loss.
+            blocks: which take turns.
+            shared: whether both sides go through one product in the block too (low rank).
+        """
+        if not self.plain:
+            return None
+        depth = len(self.matrices)
+        once, both = self.layers_ms(rows) / depth, self.layers_ms(2 * rows) / depth
+        total, passed = 0.0, False
+        for block in blocks:
+            params = [self.params[name] for name in block.params]
+            active = {self.layer[id(p)] for p in params if id(p) in self.layer}
+            passed = passed or bool(active)
+            before = min(active, default=depth if passed else 0)
+            total += before * once + (depth - before - len(active)) * both
+            total += len(active) * (both if shared else 2 * once)
+            apart = any(p is self.head for p in params) and not shared
+            total += 2 * self.head_ms(positions) if apart else self.head_ms(2 * positions)
+        return total / len(blocks)
+
+    def copy_ms(self, nbytes: float) -> float:
+        """Reading and writing so many bytes in all."""
+        if self._bandwidth is None:
+            x = torch.ones(COPIED[self.device.type] // 4, device=self.device)
+            y = torch.empty_like(x)
+            self._bandwidth = 2 * x.nbytes / self._ms(lambda: y.copy_(x))
+        return nbytes / self._bandwidth
+
+    def _measured(self, what: str, rows: int, weights: Sequence[nn.Parameter]) -> float:
+        """Milliseconds of x Wᵀ for all the weights in turn, so that none is found in a cache."""
+        if (what, rows) not in self._times:
+            inputs = {w.shape[1]: torch.randn(rows, w.shape[1], device=self.device, dtype=self.dtype) for w in weights}
+            outputs = {w.shape[0]: torch.empty(rows, w.shape[0], device=self.device, dtype=self.dtype) for w in weights}
+
+            def products() -> None:
+                for w in weights:
+                    torch.mm(inputs[w.shape[1]], w.t(), out=outputs[w.shape[0]])
+
+            self._times[what, rows] = self._ms(products)
+        return self._times[what, rows]
+
+    @torch.no_grad()
+    def _ms(self, run: Callable[[], object]) -> float:
+        """Median milliseconds of a call; on a GPU of its graph, which the host does not hold up."""
+        run()
+        if self.device.type != "cuda":
+            times: list[float] = []
+            while len(times) < 2 or sum(times) < 100:
+                begin = time.perf_counter()
+                run()
+                times.append(1e3 * (time.perf_counter() - begin))
+            return statistics.median(times)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(6)]
+        graph.replay()
+        for mark in marks:
+            mark.record()
+            graph.replay()
+        torch.cuda.synchronize()
+        return statistics.median(float(a.elapsed_time(b)) for a, b in itertools.pairwise(marks))

@@ -1,0 +1,187 @@
+"""The paper's theoretical table of peak memory, for any model.
+
+Numbers of parameters: the weights, plus what a step holds beside them.  W_ℓ is one tensor,
+for perturbations are drawn, used and dropped a tensor at a time.
+
+    MeZO         Σ|W_ℓ| + max|W_ℓ|
+    SparseMeZO   Σ|W_ℓ| + max|W_ℓ| (noise) + max|W_ℓ| (mask)
+    LOZO         Σ|W_ℓ| + max m_ℓ·r (U) + Σ n_ℓ·r (V)
+    MeZO-BCD     Σ|W_ℓ| + max over the block's |W_ℓ|
+
+Adam adds two moments: of every weight, or of the largest block's for MeZO-BCD.  Activations
+are not in the table; :func:`forward` says what the two largest of them take.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from ..block import layers
+from .record import Row
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """Numbers of parameters that a method needs at its peak.
+
+    Args:
+        method: the library's name.
+        weights: of the model.
+        held: noise, mask and factors that exist for a moment.
+        kept: factors and moments that stay from step to step.
+        bytes_each: of a weight.
+    """
+
+    method: str
+    weights: int
+    held: int
+    kept: int
+    bytes_each: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.held + self.kept
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it, in the dtype of the weights."""
+        return self.total * self.bytes_each
+
+    @property
+    def over_weights(self) -> float:
+        """How many times the weights."""
+        return self.total / self.weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """Bytes of the two largest things in a forward of padded rows, which the table leaves out.
+
+    Args:
+        rows: of the batch, each option one.
+        length: tokens a row.
+        logits: at every position, once; the published loss makes two more copies of them.
+        cache: keys and values of all layers, which transformers keeps unless told not to.
+    """
+
+    rows: int
+    length: int
+    logits: int
+    cache: int
+
+
+def table(model: nn.Module, bytes_each: int, rank: int = 2) -> list[Need]:
+    """The needs of the paper's methods.
+
+    Args:
+        model: weights are not needed: one on the meta device will do.
+        bytes_each: of a weight.
+        rank: r of LOZO.
+    """
+    params = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    sizes = {name: param.numel() for name, param in params.items()}
+    weights, largest = sum(p.numel() for p in model.parameters()), max(sizes.values())
+    matrices = [(p.shape[0], p[0].numel()) for p in params.values() if p.dim() >= 2]
+    blocks = [block.params for block in layers(model)]
+    # every block has its turn, so the largest tensor of all is held in some step
+    in_block = max(max(sizes[n] for n in names) for names in blocks)
+    block = max(sum(sizes[n] for n in names) for names in blocks)
+
+    def need(method: str, held: int, kept: int = 0) -> Need:
+        return Need(method, weights, held, kept, bytes_each)
+
+    return [
+        need("mezo", largest),
+        need("sparse_mezo", 2 * largest),
+        need("lozo", max(m for m, _ in matrices) * rank, sum(n for _, n in matrices) * rank),
+        need("mezo_bcd", in_block),
+        need("mezo_adam", largest, 2 * sum(sizes.values())),
+        need("mezo_bcd_adam", in_block, 2 * block),
+    ]
+
+
+def forward(config: Any, bytes_each: int, rows: int, length: int) -> Forward:
+    """What a forward of padded rows holds.
+
+    Args:
+        config: of a transformers model.
+        bytes_each: of an activation.
+        rows: of the batch.
+        length: tokens a row.
+    """
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    grouped = getattr(config, "num_key_value_heads", None) or heads
+    tokens = rows * length
+    cache = 2 * config.num_hidden_layers * grouped * width * tokens * bytes_each
+    return Forward(rows, length, tokens * config.vocab_size * bytes_each, cache)
+
+
+def document(needs: Sequence[Need], forward: Forward | None, peaks: Sequence[Row]) -> dict[str, Any]:
+    """All of it as plain values."""
+    return {
+        "theory": [
+            {**dataclasses.asdict(n), "total": n.total, "total_bytes": n.total_bytes, "over_weights": n.over_weights}
+            for n in needs
+        ],
+        "forward": None if forward is None else dataclasses.asdict(forward),
+        "measured": [dataclasses.asdict(row) for row in peaks],
+    }
+
+
+def show(title: str, needs: Sequence[Need], forward: Forward | None, peaks: Sequence[Row]) -> None:
+    """Print it: a line a method, a column of measured peaks for every task and engine."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    columns = list(dict.fromkeys((row.task, _engine(row)) for row in peaks))
+    sheet = Table(title=f"Peak memory of {title}, GB")
+    sheet.add_column("method", no_wrap=True)
+    for column in ("weights", "held", "kept", "total", "× weights"):
+        sheet.add_column(column, justify="right")
+    for task, engine in columns:
+        sheet.add_column(f"{task}\n{engine}", justify="right")
+    for need in needs:
+        numbers = (gigabytes(n * need.bytes_each) for n in (need.weights, need.held, need.kept, need.total))
+        sheet.add_row(
+            need.method, *numbers, f"{need.over_weights:.3f}", *(_peak(peaks, need.method, *c) for c in columns)
+        )
+    known = {need.method for need in needs}
+    for method in dict.fromkeys(m for row in peaks if (m := _method(row)) not in known):
+        sheet.add_row(method, *[""] * 5, *(_peak(peaks, method, *c) for c in columns))
+    console.print(sheet)
+    if peaks:
+        console.print("The columns by task were measured, activations included.")
+    if forward is not None:
+        console.print(
+            f"A forward of {forward.rows} rows of {forward.length} tokens holds, beside the table: logits at every "
+            f"position {gigabytes(forward.logits)} GB a copy, keys and values {gigabytes(forward.cache)} GB."
+        )
+
+
+def gigabytes(nbytes: float) -> str:
+    """Four digits or so.
+
+    >>> gigabytes(25_706_000_000), gigabytes(51_000_000)
+    ('25.71', '0.051')
+    """
+    return f"{nbytes / 1e9:.2f}" if nbytes >= 1e9 else f"{nbytes / 1e9:.3f}"
+
+
+def _method(row: Row) -> str:
+    return row.method.removesuffix("-reference")
+
+
+def _engine(row: Row) -> str:
+    return "published" if row.engine == "reference" else row.engine
+
+
+def _peak(peaks: Sequence[Row], method: str, task: str, engine: str) -> str:
+    found = [r for r in peaks if (_method(r), r.task, _engine(r)) == (method, task, engine)]
+    return gigabytes(found[-1].peak_bytes) if found and found[-1].peak_bytes is not None else ""

@@ -1,0 +1,202 @@
+"""The paper's two figures from the rows measured: time per step by method, memory by task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZeroBlockError
+from .record import Row
+
+COLOURS = {
+    "mezo": "#0072B2",
+    "sparse_mezo": "#E69F00",
+    "lozo": "#CC79A7",
+    "mezo_bcd": "#009E73",
+}
+"""Okabe and Ito's: told apart under every common colour blindness."""
+GREY = "#555555"
+OTHERS = ("#56B4E9", "#D55E00", "#F0E442", "#000000")
+HATCHES = {"reference": "", "sequential": "////", "forked": ""}
+TINTS = {"reference": 0.35, "sequential": 0.75, "forked": 1.0}
+ENGINES = {"reference": "as published", "sequential": "zeroblock, sequential", "forked": "zeroblock, forked"}
+WIDTH = 7.0
+
+
+def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Both figures as PNG and PDF; that of memory where peaks were measured.
+
+    Args:
+        rows: of :mod:`.step`, the latest of each variant.
+        folder: where to.
+    """
+    if not rows:
+        raise ZeroBlockError("there are no rows to draw; measure some with: zeroblock bench step --csv FILE")
+    from ..lab.figure import save, style
+
+    with style():
+        paths = save(time_figure(rows), folder, "bench_time")
+        if any(row.peak_bytes is not None for row in rows):
+            paths += save(memory_figure(rows), folder, "bench_memory")
+    return paths
+
+
+def time_figure(rows: Sequence[Row]) -> Any:
+    """A panel a model, a group a task: mean step of every variant, with the ratio to MeZO as published."""
+
+    def finish(axis: Any, members: list[Row]) -> None:
+        axis.set_yscale("log")
+        low, high = min(r.q20_ms for r in members), max(max(r.mean_ms, r.q80_ms) for r in members)
+        # a log axis has no zero for bars to start from; half the shortest leaves every bar a body
+        axis.set_ylim(low / 2, high * (high / low) ** 0.2 * 1.3)
+        axis.yaxis.set_major_formatter(lambda ms, _: f"{ms:g}")
+        axis.set_ylabel("ms a step, log scale")
+        if any(row.ratio_to_reference is not None for row in members):
+            axis.set_title("×: times as fast as MeZO as published", loc="right", fontsize=6.5)
+
+    def whisker(axis: Any, x: float, row: Row) -> float:
+        axis.plot([x, x], [row.q20_ms, row.q80_ms], color="black", linewidth=0.8, solid_capstyle="butt")
+        return row.q80_ms
+
+    def label(row: Row) -> str:
+        return f"{_short(row.mean_ms)} ms" if row.ratio_to_reference is None else f"×{_short(row.ratio_to_reference)}"
+
+    return _figure(rows, lambda row: row.mean_ms, label, whisker, finish)
+
+
+def memory_figure(rows: Sequence[Row]) -> Any:
+    """A panel a model, a group a task: peak of every variant, and the weights as a line."""
+
+    def value(row: Row) -> float:
+        return (row.peak_bytes or 0) / 1e9
+
+    def finish(axis: Any, members: list[Row]) -> None:
+        weights = members[0].weights_bytes / 1e9
+        axis.axhline(weights, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+        axis.annotate(
+            f"weights\n{_short(weights)} GB",
+            (1.0, weights),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, -3),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=6.5,
+        )
+        left, right = axis.get_xlim()
+        axis.set_xlim(left, right + 0.1 * (right - left))  # room for what the line means
+        axis.margins(y=0.18)
+        axis.set_ylabel("peak memory, GB")
+
+    measured = [row for row in rows if row.peak_bytes is not None]
+    return _figure(measured, value, lambda row: _short(value(row)), lambda axis, x, row: 0.0, finish)
+
+
+def _figure(
+    rows: Sequence[Row],
+    value: Callable[[Row], float],
+    label: Callable[[Row], str],
+    mark: Callable[[Any, float, Row], float],
+    finish: Callable[[Any, list[Row]], None],
+) -> Any:
+    """A panel a model with a group of bars a task.
+
+    Args:
+        rows: what to draw.
+        value: height of a bar.
+        label: what stands over it.
+        mark: draws what else belongs to a bar, at its place; how high that reaches.
+        finish: gives a panel its axis.
+    """
+    from ..lab.figure import sheet
+
+    panels: dict[tuple[str, str, str, int], list[Row]] = {}
+    for row in rows:
+        panels.setdefault((row.machine, row.model, row.dtype, row.batch_size), []).append(row)
+    figure, axes = sheet(WIDTH, 2.3 * len(panels) + 0.3, len(panels), 1, squeeze=False)
+    for axis, members in zip(axes.flat, panels.values(), strict=True):
+        tasks = list(dict.fromkeys(row.task for row in members))
+        kinds = list(dict.fromkeys((row.method, row.engine) for row in _ordered(members)))
+        width = 0.84 / len(kinds)
+        for row in members:
+            place = kinds.index((row.method, row.engine))
+            x = tasks.index(row.task) + (place + 0.5) * width - 0.42
+            axis.bar(x, value(row), width * 0.92, **_paint(row))
+            top = max(value(row), mark(axis, x, row))
+            axis.annotate(
+                label(row),
+                (x, top),
+                xytext=(0, 2.5),
+                textcoords="offset points",
+                ha="center",
+                fontsize=6,
+                fontweight="bold" if row.engine == "forked" else "normal",
+                rotation=90 if len(tasks) * len(kinds) > 14 else 0,
+            )
+        axis.set_xlim(-0.5, len(tasks) - 0.5)
+        axis.set_xticks(range(len(tasks)), tasks)
+        axis.grid(axis="x", visible=False)
+        axis.set_title(f"{_pretty(members[0].model)} ({_where(members[0])})", loc="left")
+        finish(axis, members)
+    _legend(figure, rows)
+    return figure
+
+
+def _paint(row: Row) -> dict[str, Any]:
+    """Colour says the method, tint and hatching the engine."""
+    return _shade(_colour(row), row.engine)
+
+
+def _shade(colour: str, engine: str) -> dict[str, Any]:
+    from matplotlib.colors import to_rgb
+
+    base, tint = to_rgb(colour), TINTS[engine]
+    face = tuple(1 - tint * (1 - channel) for channel in base)
+    return {"facecolor": face, "hatch": HATCHES[engine], "edgecolor": base, "linewidth": 0.6}
+
+
+def _colour(row: Row) -> str:
+    method = row.method.removesuffix("-reference")
+    # by name, so that a method keeps its colour whatever else is drawn
+    return COLOURS.get(method) or OTHERS[sum(map(ord, method)) % len(OTHERS)]
+
+
+def _ordered(rows: Sequence[Row]) -> list[Row]:
+    """Published procedures first, then ours; in each the methods in the order of the paper."""
+    methods = [*COLOURS]
+
+    def place(row: Row) -> tuple[bool, int, str, int]:
+        method = row.method.removesuffix("-reference")
+        rank = methods.index(method) if method in methods else len(methods)
+        return row.engine != "reference", rank, method, list(ENGINES).index(row.engine)
+
+    return sorted(rows, key=place)
+
+
+def _legend(figure: Any, rows: Sequence[Row]) -> None:
+    from matplotlib.patches import Patch
+
+    seen = {row.method.removesuffix("-reference"): row for row in _ordered(rows)}
+    handles = [Patch(facecolor=_colour(row), label=method) for method, row in seen.items()]
+    for engine in (e for e in ENGINES if any(row.engine == e for row in rows)):
+        handles.append(Patch(**_shade(GREY, engine), label=ENGINES[engine]))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 7))
+
+
+def _where(row: Row) -> str:
+    name = row.machine.removeprefix("NVIDIA ") if row.device == "cuda" else f"CPU, {row.machine.rpartition(', ')[2]}"
+    return f"{name}, {row.dtype.replace('float', 'fp')}, batch {row.batch_size}"
+
+
+def _pretty(model: str) -> str:
+    return model.upper() if model.startswith("opt-") else Path(model).name
+
+
+def _short(value: float) -> str:
+    """Three digits.
+
+    >>> _short(461.2), _short(22.34), _short(2.177), _short(9.999)
+    ('461', '22.3', '2.18', '10.0')
+    """
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

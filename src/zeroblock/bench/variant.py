@@ -1,0 +1,187 @@
+"""Variants: a method with an engine, as a user would run it, behind one call a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, Protocol
+
+from torch import nn
+
+from ..engine import Engine
+from ..errors import ZeroBlockError, unknown
+from ..method import METHODS, get
+from ..optimizer import ZeroOrder
+from ..subspace import LowRank
+from .batch import Batch, Load
+from .ceiling import Ceiling
+from .reference import REFERENCES, MeZO
+
+ENGINES = ("sequential", "forked")
+REFERENCE = "reference"
+LR = 1e-9
+"""Too small to take the weights anywhere, not so small that a step could be left out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Which variant.
+
+    Args:
+        method: a method of the library, or a published procedure's name.
+        engine: ``sequential`` or ``forked``; ``reference`` for a published procedure.
+    """
+
+    method: str
+    engine: str
+
+    def __str__(self) -> str:
+        return self.method if self.engine == REFERENCE else f"{self.method}, {self.engine}"
+
+
+class ForkError(ZeroBlockError):
+    """A model that the forked engine cannot run."""
+
+
+def choose(methods: list[str], engines: list[str]) -> list[Choice]:
+    """Every method with every engine, the published ones once and first: the others' ratios are to them."""
+    for method in methods:
+        if method not in METHODS and method not in REFERENCES:
+            raise unknown("method", method, [*REFERENCES, *METHODS])
+    for engine in engines:
+        if engine not in ENGINES:
+            raise unknown("engine", engine, ENGINES)
+    published = [Choice(name, REFERENCE) for name in REFERENCES if name in methods]
+    ours = itertools.product((m for m in dict.fromkeys(methods) if m in METHODS), dict.fromkeys(engines))
+    return [*published, *itertools.starmap(Choice, ours)]
+
+
+class Variant(Protocol):
+    """What is timed."""
+
+    cycle: int
+    """Steps until every block has had its turn."""
+
+    @property
+    def captures(self) -> bool:
+        """Whether the first step of a block and a length is slow, because it is captured for the next."""
+        ...
+
+    @property
+    def held(self) -> int:
+        """Bytes that captured steps hold, which the allocator does not count as in use."""
+        ...
+
+    def step(self, batch: Batch) -> None:
+        """One whole step, from the examples' token ids."""
+        ...
+
+    def rewind(self) -> None:
+        """Wait for what is still under way; the next step is the first again, on the same block."""
+        ...
+
+    def gemm_ms(self, ceiling: Ceiling, load: Load) -> float | None:
+        """The floor of a step's products with the weights, mean over blocks."""
+        ...
+
+    def copied(self) -> float:
+        """Bytes that perturbation and update must read and write, mean over blocks."""
+        ...
+
+
+class Published:
+    """A published procedure."""
+
+    captures, held = False, 0
+
+    def __init__(self, reference: MeZO) -> None:
+        self.reference, self.cycle = reference, reference.cycle
+
+    def step(self, batch: Batch) -> None:
+        self.reference.step(batch)
+
+    def rewind(self) -> None:
+        self.reference.steps = 0
+
+    def gemm_ms(self, ceiling: Ceiling, load: Load) -> float | None:
+        return ceiling.padded_ms(load.padded)
+
+    def copied(self) -> float:
+        """Four passes that each read and write the weights."""
+        return 8 * sum(p.nbytes for p in self.reference.params.values()) / self.cycle
+
+
+class Ours:
+    """A method of the library with an engine."""
+
+    def __init__(self, optimizer: ZeroOrder, engine: Engine, forked: bool) -> None:
+        self.optimizer, self.engine, self.forked = optimizer, engine, forked
+        self.cycle = len(optimizer.blocks) * optimizer.interval if len(optimizer.blocks) > 1 else 1
+        self._start = optimizer.state_dict()
+
+    @property
+    def captures(self) -> bool:
+        return self.engine.graphs is not None and self.optimizer.capturable
+
+    @property
+    def held(self) -> int:
+        return 0 if self.engine.graphs is None else self.engine.graphs.bytes
+
+    def step(self, batch: Batch) -> None:
+        objective = self.engine.objective(batch.encoded, batch.labels, batch.over)
+        self.optimizer.step(objective if self.forked else lambda: objective())
+
+    def rewind(self) -> None:
+        self.optimizer.flush()
+        self.optimizer.load_state_dict(self._start)
+
+    def gemm_ms(self, ceiling: Ceiling, load: Load) -> float | None:
+        if not self.forked:
+            return ceiling.packed_ms(load.tokens, load.positions)
+        return ceiling.forked_ms(load.tokens, load.positions, self.optimizer.blocks, shared=self._low_rank)
+
+    def copied(self) -> float:
+        """Both perturbed copies written from one reading (forked) or two; the update; an optimizer's state.
+
+        Low rank, forked, perturbs nothing in memory.
+        """
+        params = self.optimizer.params.values()
+        perturb = 0 if self.forked and self._low_rank else 3 if self.forked else 4
+        weights = (perturb + 2) * sum(p.nbytes for p in params)
+        state = 0 if self._low_rank else 2 * 4 * len(self.optimizer.rule.state) * sum(p.numel() for p in params)
+        return (weights + state) / len(self.optimizer.blocks)
+
+    @property
+    def _low_rank(self) -> bool:
+        return isinstance(self.optimizer.subspace, LowRank)
+
+
+def build(
+    choice: Choice,
+    model: nn.Module,
+    *,
+    seed: int = 0,
+    max_tokens: int | None = None,
+    graphs: bool | None = None,
+    interval: int | None = None,
+) -> Variant:
+    """Make a variant ready to be timed.
+
+    Args:
+        choice: which.
+        model: on its device; moved by steps of a learning rate that takes it nowhere.
+        seed: of noise and order.
+        max_tokens: of a packed row.
+        graphs: CUDA graphs; None lets the engine choose.
+        interval: steps a turn for methods that hold a block; None for their own.
+    """
+    if choice.engine == REFERENCE:
+        return Published(REFERENCES[choice.method](model, LR, seed=seed))
+    options: dict[str, Any] = {} if graphs is None else {"graphs": graphs}
+    engine = Engine(model, fork=choice.engine == "forked", max_tokens=max_tokens, **options)
+    if choice.engine == "forked" and not engine.forked:
+        raise ForkError(f"{type(model).__name__} cannot be forked: {engine.why}")
+    optimizer = get(choice.method)(model, lr=LR, seed=seed)
+    if interval is not None and len(optimizer.blocks) > 1 and optimizer.interval > 1:
+        optimizer = get(choice.method)(model, lr=LR, seed=seed, interval=interval)
+    return Ours(optimizer, engine, choice.engine == "forked")

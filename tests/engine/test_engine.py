@@ -1,0 +1,130 @@
+"""Packing, and what happens to models that cannot be packed or forked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from decoder import BATCH, LABELS, decoder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_engine_equality import slow_scores
+
+import zeroblock as zb
+from toy import same, snapshot
+from zeroblock.engine import Engine
+from zeroblock.engine.pack import cost, pack, split
+from zeroblock.task import Encoded
+
+ids = st.integers(3, 60)
+options = st.lists(st.lists(ids, min_size=1, max_size=4).map(tuple), min_size=1, max_size=4).map(tuple)
+encoded = st.builds(Encoded, st.lists(ids, min_size=1, max_size=9).map(tuple), options)
+
+
+@given(st.lists(encoded, min_size=1, max_size=4), st.sampled_from([1, 8]), st.sampled_from([1, 4]))
+@settings(max_examples=60, deadline=None)
+def test_a_token_sees_exactly_its_own_string(batch: list[Encoded], multiple: int, scored: int) -> None:
+    """Follow every scored token back through the mask: what is seen, in order of position, is its string so far."""
+    row = pack(batch, multiple, scored)
+    assert len(row.tokens) % multiple == len(row.keep) % scored == len(row.source) % scored == 0
+    assert sum(map(cost, batch)) <= len(row.tokens) < sum(map(cost, batch)) + multiple
+    sees, strings = row.sees(), [string for one in batch for string in one.rows]
+    scored_by: dict[int, list[int]] = {}
+    for n, option in enumerate(row.option.tolist()):
+        scored_by.setdefault(option, []).append(n)
+    scored_by.pop(len(strings), None)  # what fills the tensor up
+    assert list(scored_by) == list(range(len(strings)))
+    for number, (string, own) in enumerate(strings):
+        assert row.lengths[number] == own == len(scored_by[number])
+        for k, n in enumerate(scored_by[number]):
+            place = int(row.keep[row.source[n]])
+            seen = sees[place].nonzero().flatten()
+            prefix = string[: len(string) - own + k]
+            assert row.positions[seen].tolist() == list(range(len(prefix)))
+            assert tuple(row.tokens[seen].tolist()) == prefix
+            assert int(row.target[n]) == string[len(prefix)]
+
+
+def test_single_token_options_cost_nothing() -> None:
+    assert cost(Encoded((1, 2, 3), ((4,), (5,), (6,)))) == 3
+    assert cost(Encoded((1, 2, 3), ((7, 4), (7, 5)))) == 4
+
+
+@given(st.lists(encoded, min_size=1, max_size=8), st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_rows_keep_to_the_budget(batch: list[Encoded], budget: int) -> None:
+    rows = list(split(batch, budget))
+    assert [i for row in rows for i in row] == list(range(len(batch)))
+    for row in rows:
+        assert len(row) == 1 or sum(cost(batch[i]) for i in row) <= budget
+
+
+def tiny(config) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("family", ["alibi", "recurrent"])
+def test_a_model_that_cannot_be_packed_is_padded_and_says_so(family: str) -> None:
+    if family == "alibi":
+        config = transformers.FalconConfig(
+            vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True
+        )
+    else:
+        config = transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
+    model = tiny(config)
+    with pytest.warns(zb.ZeroBlockWarning, match="padded rows"):
+        engine = Engine(model)
+    assert not engine.forked
+    got = [[score.total for score in scores] for scores in engine.scores(BATCH)]
+    torch.testing.assert_close(
+        [x for row in got for x in row], [x for row in slow_scores(model, BATCH) for x in row], rtol=1e-3, atol=1e-3
+    )
+    before = snapshot(model)
+    optimizer = zb.mezo_bcd(model, lr=0.0, eps=1e-2)
+    optimizer.step(engine.objective(BATCH, LABELS))
+    assert optimizer.record.losses[0] != optimizer.record.losses[1]
+    assert same(before, snapshot(model))
+
+
+def test_a_compiled_model_is_politely_refused() -> None:
+    model = torch.compile(decoder("opt"), backend="eager")
+    with pytest.warns(zb.ZeroBlockWarning, match="compiled"):
+        engine = Engine(model)
+    assert not engine.forked
+    assert len(engine.scores(BATCH)) == len(BATCH)
+
+
+@pytest.mark.parametrize("method", ["mezo", "mezo_bcd", "lozo"])
+def test_an_exception_in_a_forked_pass_leaves_the_model_clean(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder("llama-tied")
+    engine = Engine(model)
+    before, attention = snapshot(model), model.config._attn_implementation
+    layer = model.model.layers[2].mlp
+    calls = []
+
+    def forward(x):
+        calls.append(x)
+        raise torch.OutOfMemoryError("full")
+
+    layer.forward = forward
+    optimizer = zb.METHODS[method](model, lr=1e-2, eps=1e-2)
+    with pytest.raises(torch.OutOfMemoryError):
+        optimizer.step(engine.objective(BATCH, LABELS))
+    assert calls
+    assert layer.forward is forward
+    del layer.forward
+    assert same(before, snapshot(model))
+    assert all("forward" not in vars(module) for module in model.modules())
+    assert model.config._attn_implementation == attention
+    optimizer.step(engine.objective(BATCH, LABELS))
+
+
+def test_bad_arguments() -> None:
+    model = decoder("opt")
+    with pytest.raises(zb.ZeroBlockError, match="max_tokens"):
+        Engine(model, max_tokens=0)
+    with pytest.raises(zb.ZeroBlockError, match="CUDA"):
+        Engine(model, graphs=True)
+    with pytest.raises(zb.ZeroBlockError, match="at least one example"):
+        Engine(model).objective([], [])

@@ -1,0 +1,125 @@
+"""On a GPU: the packed kernel in the model, captured steps, and records that rebuild their weights elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+from decoder import BATCH, CONFIGS, LABELS, decoder
+
+import zeroblock as zb
+from toy import same, snapshot
+from zeroblock.engine import Engine
+from zeroblock.task import Encoded
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+NOT_CAPTURED = ("mixtral", "qwen3_moe", "falcon")  # they ask the host which tokens go where
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_scores_agree_with_the_cpu(name: str) -> None:
+    model = decoder(name)
+    expected = [s.total for row in Engine(model).scores(BATCH) for s in row]
+    got = [s.total for row in Engine(model.cuda()).scores(BATCH) for s in row]
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["mezo_bcd", "mezo", "lozo", "sparse_mezo"])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in NOT_CAPTURED])
+def test_captured_is_eager(name: str, method: str) -> None:
+    model = decoder(name).cuda()
+    build = functools.partial(zb.METHODS[method], lr=0.0, eps=1e-2, seed=3)
+    runs = []
+    for graphs in (True, False):
+        engine = Engine(model, graphs=graphs)
+        optimizer = build(model)
+        records = []
+        optimizer.listener = records.append
+        for _ in range(2 * len(optimizer.blocks)):
+            optimizer.step(engine.objective(BATCH, LABELS))
+        optimizer.flush()
+        runs.append(records)
+        assert (len(engine.graphs) > 0) if graphs else engine.graphs is None
+    for captured, eager in zip(*runs, strict=True):
+        assert (captured.step, captured.block) == (eager.step, eager.block)
+        assert captured.losses[0] != captured.losses[1]
+        assert captured.losses == pytest.approx(eager.losses, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("method", ["mezo_bcd", "mezo", "sparse_mezo", "lozo", "mezo_bcd_adaptive"])
+def test_records_of_captured_steps_rebuild_the_weights_on_the_cpu(method: str, dtype: torch.dtype) -> None:
+    model = decoder("llama-tied", dtype)
+    base = copy.deepcopy(model)
+    model.cuda()
+    engine = Engine(model)
+    build = functools.partial(zb.METHODS[method], eps=1e-2, seed=3)
+    optimizer = build(model, lr=1e-3)
+    records = []
+    optimizer.listener = records.append
+    for step in range(40):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 / (1 + step)
+        optimizer.step(engine.objective(BATCH if step % 2 else BATCH[::-1], LABELS if step % 2 else LABELS[::-1]))
+    optimizer.flush()
+    assert [record.step for record in records] == list(range(40))
+    assert engine.graphs.captures > 0
+    zb.replay(build(base, lr=1e-3), records)
+    assert same(snapshot(model), snapshot(base))
+
+
+def test_the_oldest_graphs_make_room() -> None:
+    model = decoder("llama").cuda()
+    engine = Engine(model)
+    optimizer = zb.mezo_bcd(model, lr=0.0, schedule=zb.Ascending())
+    for _ in range(2):
+        for _ in range(len(optimizer.blocks)):
+            optimizer.step(engine.objective(BATCH, LABELS))
+    kept = len(engine.graphs)
+    assert kept == len(optimizer.blocks) == engine.graphs.captures
+    engine.graphs.limit = 1
+    optimizer.step(engine.objective([*BATCH, Encoded(tuple(range(3, 50)), ((1,), (2,)))], [*LABELS, 0]))
+    assert len(engine.graphs) == 1
+    assert engine.graphs.bytes > 0
+    optimizer.step(engine.objective(BATCH, LABELS))
+    optimizer.flush()
+
+
+def test_a_step_without_a_finite_loss_moves_nothing() -> None:
+    model = decoder("llama").cuda()
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = float("nan")
+    before = snapshot(model)
+    optimizer = zb.mezo_bcd(model, lr=1.0, patience=5)
+    with pytest.warns(zb.ZeroBlockWarning, match="padded rows"):
+        engine = Engine(model)
+    engine.packed = engine.forked = True
+    from zeroblock.engine.graph import Graphs
+
+    engine.graphs = Graphs()
+
+    def run() -> None:
+        for _ in range(100):
+            optimizer.step(engine.objective(BATCH, LABELS))
+        optimizer.flush()
+
+    with pytest.warns(zb.ZeroBlockWarning, match="not finite"), pytest.raises(zb.ZeroBlockError, match="lower lr"):
+        run()
+    assert engine.graphs.captures > 0
+    assert same(before, snapshot(model))
+
+
+@pytest.mark.parametrize("name", NOT_CAPTURED)
+def test_others_say_why_they_are_not_captured(name: str) -> None:
+    model = decoder(name).cuda()
+    engine = Engine(model)
+    optimizer = zb.mezo_bcd(model, lr=0.0, eps=1e-2)
+    with pytest.warns(zb.ZeroBlockWarning, match="CUDA graphs"):
+        optimizer.step(engine.objective(BATCH, LABELS))
+    optimizer.step(engine.objective(BATCH, LABELS))
+    assert optimizer.record.losses[0] != optimizer.record.losses[1]
