@@ -1,0 +1,133 @@
+"""``zeroblock sweep``: many runs and one table from one file."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import shlex
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..train.outcome import Outcome, Outcomes
+    from ..train.sweep import Run, Sweep
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(help="The sweep file; see sweeps/ for those of the paper's tables.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for runs and tables; runs/NAME, after the file, unless said.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Folder of local copies of the tasks; finished runs stay known if it moves.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Wins over the file; may be repeated.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and what is left of them.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Make every run of a sweep file and write their table.
+
+    Finished runs are not made again, begun ones are resumed: stop it when you like, and give the
+    same command to go on. The table is written anew after every run.
+    """
+    from ..train import table
+    from ..train.grid import parse
+    from ..train.outcome import read
+    from ..train.sweep import Sweep
+
+    overrides = parse(settings or []) | ({} if data is None else {"data": data})
+    found = Sweep.load(file, overrides)
+    folder = Path("runs") / found.name if out is None else out
+    if dry_run:
+        _list(found, folder, json)
+        return
+    command = _command(file, out, data, settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    outcomes = read(found, folder / "runs")
+    table.write(found, folder, outcomes, {}, command)
+    if not json:
+        typer.echo(_state(found, outcomes))
+    failed = _make(found, folder, jobs, command, json)
+    if not json:
+        typer.echo((folder / "table.md").read_text(encoding="utf-8"))
+        typer.echo(f"tables and runs are in {folder}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _make(sweep: Sweep, folder: Path, jobs: int, command: str, json: bool) -> dict[str, str]:
+    """Make the runs, with the tables kept up to date; why some failed, by name."""
+    from ..train import table
+    from ..train.worker import Pool
+
+    def tell(event: str, run: Run, outcome: Outcome | None, error: str) -> None:
+        done = len(pool.outcomes)
+        if event != "begin":
+            table.write(sweep, folder, pool.outcomes, pool.failed, command)
+        if json:
+            if event != "begin":
+                typer.echo(jsonlib.dumps(_object(run, outcome, error)))
+        elif event == "begin":
+            typer.echo(f"begin  {run.name}")
+        elif outcome is None:
+            typer.echo(f"fail   {run.name}: {error}", err=True)
+        else:
+            typer.echo(
+                f"end    {run.name}: dev {outcome.dev:.1%}, test {outcome.test:.1%}, {outcome.seconds:.0f} s, "
+                f"{done} finished"
+            )
+
+    pool = Pool(sweep, folder, jobs, tell)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` and batch systems stop it cleanly
+    try:
+        pool.make()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if json:
+        left = {"out": str(folder), "finished": len(pool.outcomes), "failed": len(pool.failed)}
+        typer.echo(jsonlib.dumps(left | {"table": str(folder / "table.md")}))
+    return pool.failed
+
+
+def _list(sweep: Sweep, folder: Path, json: bool) -> None:
+    from ..train.outcome import due, read
+
+    outcomes = read(sweep, folder / "runs")
+    left = due(sweep, outcomes)
+    if json:
+        for run in sweep.runs.values():
+            state = "finished" if run.name in outcomes else "due" if run in left else "waiting"
+            typer.echo(jsonlib.dumps({"run": run.name, "state": state, **run.varied}))
+        return
+    for run in left:
+        typer.echo(run.name)
+    typer.echo(_state(sweep, outcomes))
+
+
+def _state(sweep: Sweep, outcomes: Outcomes) -> str:
+    from ..train.outcome import due, waiting
+
+    others = waiting(sweep, outcomes)
+    later = f", and {others} of the other seeds once these have chosen" if others else ""
+    done, left = len(outcomes), len(due(sweep, outcomes))
+    return f"{len(sweep.rows)} rows, {len(sweep.tasks)} tasks: {done} runs finished, {left} due{later}"
+
+
+def _object(run: Run, outcome: Outcome | None, error: str) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    said = {"run": run.name, "task": run.config.task, "method": run.config.method, **run.varied}
+    return said | ({"error": error} if outcome is None else asdict(outcome))
+
+
+def _command(file: Path, out: Path | None, data: str | None, settings: list[str] | None) -> str:
+    words = ["zeroblock", "sweep", str(file)]
+    words += ["--out", str(out)] if out is not None else []
+    words += ["--data", data] if data is not None else []
+    words += [word for setting in settings or [] for word in ("--set", setting)]
+    return shlex.join(words)
