@@ -184,6 +184,8 @@ def blocks_of_a_model(
     import dataclasses
     import json
 
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
     from .. import model as models
     from ..block import by_name
     from ..errors import ZeroBlockError
@@ -193,8 +195,7 @@ def blocks_of_a_model(
     if sketch and sketch < 5:
         raise ZeroBlockError(f"--sketch takes 5 vectors or more (or 0 for no bracket), got {sketch}")
     cut = by_name(partition)
-    # eager attention differentiates twice; the fused kernels do not
-    module, tokenizer = models.load(model, attn_implementation="eager"), models.tokenizer(model)
+    module, tokenizer = models.load(model), models.tokenizer(model)
     n = len(cut(module))
     held, stream = _closures(module, tokenizer, task, data, batch, batches, max_tokens, seed)
     study = Depth(
@@ -203,7 +204,8 @@ def blocks_of_a_model(
         ("backward", "forward") if compare else ("forward",) if forward else ("backward",),
         probes, iterations, sketch, seed, f"{Path(model).stem}, {task}",
     )  # fmt: skip
-    _carry_out([study], out, workers=1)
+    with sdpa_kernel(SDPBackend.MATH):  # it differentiates twice; the fused kernels do not
+        _carry_out([study], out, workers=1)
     if study.records:
         with (out / "blocks_records.jsonl").open("w", encoding="utf-8") as file:
             for record in study.records:
@@ -216,11 +218,12 @@ def _closures(
     """The batches to measure on, held out of the run, and the run's own, without end."""
     import random
 
+    from ..engine import Engine
     from ..errors import ZeroBlockError
     from ..task import get
 
     chosen = get(task, tokenizer)
-    encode = chosen.encoder(tokenizer)
+    engine, encode = Engine(module), chosen.encoder(tokenizer)
     options = chosen.objective == "options"
     encoded = []
     for example in chosen.load(data, seed=seed).train:
@@ -234,41 +237,15 @@ def _closures(
             "--max-tokens, or lower --batch or --batches"
         )
     held, rest = encoded[: batch * batches], encoded[batch * batches :]
-    closures = [_loss(module, held[i : i + batch], options) for i in range(0, len(held), batch)]
+
+    def objective(examples: Sequence[tuple[Any, int]]) -> Callable[[], Any]:
+        batch, labels = zip(*examples, strict=True)
+        # one point after another: second differences need the roundings of all three losses to be alike
+        return engine.objective(batch, labels, "options" if options else "answer").__call__
 
     def stream() -> Any:
         generator = random.Random(seed)
         while True:
-            yield _loss(module, generator.sample(rest, batch), options)
+            yield objective(generator.sample(rest, batch))
 
-    return closures, stream()
-
-
-def _loss(module: Any, examples: Sequence[tuple[Any, int]], options: bool) -> Callable[[], Any]:
-    """The task's objective on one batch: cross-entropy over the options, or on the answer's tokens."""
-    import torch
-    from torch.nn import functional
-
-    rows = [row for one, _ in examples for row in one.rows]
-    width = max(len(ids) for ids, _ in rows)
-    ids = torch.zeros(len(rows), width, dtype=torch.long)
-    seen = torch.zeros(len(rows), width, dtype=torch.long)
-    scored = torch.zeros(len(rows), width, dtype=torch.bool)
-    for i, (tokens, tail) in enumerate(rows):  # padded on the right, where causal attention does not look
-        ids[i, : len(tokens)] = torch.tensor(tokens)
-        seen[i, : len(tokens)] = 1
-        scored[i, len(tokens) - tail : len(tokens)] = True
-    labels = [label for _, label in examples]
-    counts = [len(one.rows) for one, _ in examples]
-
-    def closure() -> torch.Tensor:
-        logits = module(input_ids=ids, attention_mask=seen, use_cache=False).logits[:, :-1].float()
-        picked = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
-        mask = scored[:, 1:]
-        if not options:
-            return torch.neg(picked[mask].mean())
-        means = (picked * mask).sum(1) / mask.sum(1)
-        scores = torch.nn.utils.rnn.pad_sequence(means.split(counts), batch_first=True, padding_value=-torch.inf)
-        return functional.cross_entropy(scores, torch.tensor(labels))
-
-    return closure
+    return [objective(held[i : i + batch]) for i in range(0, len(held), batch)], stream()
