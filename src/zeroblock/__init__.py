@@ -15,9 +15,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .block import Block, layers, linears, whole
+    from .engine import Engine
     from .errors import ZeroBlockError, ZeroBlockWarning
     from .estimator import Estimate, OneSided, Replay, TwoSided
-    from .journal import Record, replay
+    from .journal import Record, load, replay, unload
     from .method import (
         METHODS,
         lozo,
@@ -40,9 +41,10 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "block": "Block layers linears whole",
+    "engine": "Engine",
     "errors": "ZeroBlockError ZeroBlockWarning",
     "estimator": "Estimate OneSided Replay TwoSided",
-    "journal": "Record replay",
+    "journal": "Record load replay unload",
     "method": "METHODS lozo lozo_m mezo mezo_adam mezo_bcd mezo_bcd_adam mezo_bcd_adaptive sparse_mezo "
     "zo_momentum zo_sign",
     "noise": "Distribution Key Rounding normal",

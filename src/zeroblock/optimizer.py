@@ -26,9 +26,9 @@ from .estimator import Estimator, Finite, Measure, TwoSided
 from .journal import Record
 from .noise import VERSION, Distribution, Key, Rounding
 from .ops import DTYPES
-from .rule import SGD, Rule
+from .rule import SGD, Adam, Rule
 from .schedule import Schedule, Shuffled
-from .subspace import Alphas, Basis, Full, Subspace
+from .subspace import Alphas, Basis, Elementwise, Full, Subspace
 
 PENDING = 64
 """Captured steps that may be under way before the host waits for the oldest."""
@@ -132,6 +132,8 @@ class ZeroOrder(torch.optim.Optimizer):
         self.listener: Callable[[Record], None] | None = None
         """Called with the record of every step, in order."""
         self._run_of_bad = 0
+        self._rooms: dict[tuple[torch.dtype, torch.device], tuple[Tensor, int]] = {}
+        """Memory for states that are dropped at the end of a turn, and how much of it is taken."""
         self._pending: deque[tuple[int, int, float, Tensor, torch.cuda.Event]] = deque()
         self._enter_turn()
 
@@ -205,6 +207,9 @@ class ZeroOrder(torch.optim.Optimizer):
         if submit is None or not self.capturable:
             return None
         with _uninterrupted():
+            if self.rule.state:
+                for member in self.members:
+                    self._state(*member)
             numbers: Tensor | None = submit(self)
             if numbers is None:
                 return None
@@ -223,13 +228,17 @@ class ZeroOrder(torch.optim.Optimizer):
     def capturable(self) -> bool:
         """Whether a step needs no number on the host: then it can be captured as a graph and replayed."""
         return (
-            isinstance(self.rule, SGD)
+            (isinstance(self.rule, SGD) or (isinstance(self.rule, Adam) and self.rule.reset and self._elementwise))
             and isinstance(self.estimator, Finite)
             and self.restore == "copy"
             and not self.param_groups[0]["weight_decay"]
             and not getattr(self.subspace, "as_published", False)
             and all(p.dtype != torch.float64 for p in self.params.values())
         )
+
+    @property
+    def _elementwise(self) -> bool:
+        return all(isinstance(member.basis, Elementwise) for member in self.members)
 
     def flush(self) -> None:
         """Wait until the numbers of every step have been delivered."""
@@ -243,6 +252,9 @@ class ZeroOrder(torch.optim.Optimizer):
             loss, *rest = host.tolist()
             losses, coeffs = tuple(rest[: -self.estimator.probes]), tuple(rest[-self.estimator.probes :])
             finite = all(map(math.isfinite, coeffs))
+            if finite and step // self.interval == self._turn:
+                for state in self.state.values():
+                    state["t"] += 1
             self._deliver(Record(step, block, coeffs, lr, losses, loss), finite)
             if not finite:
                 self._complain()
@@ -266,9 +278,11 @@ class ZeroOrder(torch.optim.Optimizer):
         def measure(points: Sequence[Point]) -> list[float]:
             if not closures:
                 raise ZeroBlockError("step() needs a closure: a function of no arguments that returns the loss")
+            if self.restore == "subtract":  # one walk, whatever the number of closures: it moves the weights
+                return visit(points, lambda: sum(map(_evaluate, closures)) / len(closures))
             losses = []
             for one in closures:
-                at = getattr(one, "at", None) if self.restore == "copy" else None
+                at = getattr(one, "at", None)
                 losses.append(at(points) if at else visit(points, functools.partial(_evaluate, one)))
             return [sum(column) / len(losses) for column in zip(*losses, strict=True)]
 
@@ -279,8 +293,14 @@ class ZeroOrder(torch.optim.Optimizer):
         self._turn = self.steps // self.interval
         self.block = self.schedule.pick(self._turn, len(self.blocks), self.seed, self.scores)
         if self.rule.reset:
-            self.state.clear()
+            self._forget()
         self._place()
+
+    def _forget(self) -> None:
+        self.state.clear()
+        self._rooms = {where: (room, 0) for where, (room, _) in self._rooms.items()}
+        if "_device_clock" in vars(self):
+            self._device_clock[0].zero_()
 
     def _place(self) -> None:
         key = Key(self.seed, self._turn * self.interval)
@@ -332,12 +352,51 @@ class ZeroOrder(torch.optim.Optimizer):
             return
         for name, param, basis in self.members:
             state = self._state(name, param, basis)
+            state["t"] += 1
+            decay = self._decay(name, param, lr)
+            if self._fused(param, basis):
+                assert isinstance(self.rule, Adam)
+                assert isinstance(basis, Elementwise)
+                scalars = (1.0, -lr, *self.rule.corrections(state["t"]), *share)
+                basis.adam_(param, state, key, scalars, self.rule, decay, self.rounding)
+                continue
             for span in basis.spans():
                 g = basis.coords(param, key, span).mul_(share[0])
                 for probe in range(1, len(share)):
                     g.add_(basis.coords(param, key.to(probe=probe), span), alpha=share[probe])
                 delta = self.rule.delta(g, {s: state[s][span] for s in self.rule.state}, state["t"])
-                basis.lift_(param, delta, span, -lr, key, self._decay(name, param, lr), self.rounding)
+                basis.lift_(param, delta, span, -lr, key, decay, self.rounding)
+
+    def move(self, coeffs: Tensor, lr: Tensor, live: Tensor) -> None:
+        """Take the step of coefficients that stay on the device; one that is not finite, or not live, moves nothing.
+
+        Args:
+            coeffs: (probes,) fp32.
+            lr: (1,) fp64.
+            live: (1,) nought in a trial run.
+        """
+        taken = coeffs.isfinite().all() & (live != 0)
+        share = torch.where(taken, coeffs.double() / len(coeffs), 0.0)
+        if isinstance(self.rule, SGD):
+            self.descend((-lr * share).float(), 0.0)
+            return
+        assert isinstance(self.rule, Adam)
+        ticks, corrections = self._device_clock
+        ticks += taken
+        scalars = torch.cat([taken.double(), -lr, corrections[ticks][0], share]).float()
+        for name, param, basis in self.members:
+            assert isinstance(basis, Elementwise)
+            state, key = self._state(name, param, basis), Key(self.seed, self.steps)
+            basis.adam_(param, state, key, scalars, self.rule, 1.0, self.rounding)
+
+    @functools.cached_property
+    def _device_clock(self) -> tuple[Tensor, Tensor]:
+        """On the device: steps taken in this turn, (1,), and Adam's corrections after so many, (interval + 1, 2)."""
+        assert isinstance(self.rule, Adam)
+        device = self.members[0].param.device
+        table = [(1.0, 1.0), *(self.rule.corrections(t) for t in range(1, self.interval + 1))]
+        done = next((s["t"] for s in self.state.values() if s), 0)
+        return torch.tensor([done], device=device), torch.tensor(table, dtype=torch.float64, device=device)
 
     def descend(self, alphas: Alphas, lr: float) -> None:
         """θ ← (1 - lr·λ)·θ + P Σₖ alphas[k]·z_k on the active block, in one pass."""
@@ -349,18 +408,35 @@ class ZeroOrder(torch.optim.Optimizer):
         weight_decay = self.param_groups[0]["weight_decay"]
         return 1 - lr * weight_decay if weight_decay and self.decays(name, param) else 1.0
 
+    def _fused(self, param: Tensor, basis: Basis) -> bool:
+        """Whether Adam's step on a tensor is one kernel."""
+        return isinstance(self.rule, Adam) and isinstance(basis, Elementwise) and param.dtype != torch.float64
+
     def _state(self, name: str, param: Tensor, basis: Basis) -> dict[str, Any]:
         """The rule's state of a tensor, in the current basis."""
         state: dict[str, Any] = self.state[param]
         if not state:
-            zeros = {s: torch.zeros(basis.size, device=param.device) for s in self.rule.state}
+            # Adam's moments of 16-bit weights are bf16, rounded stochastically: 4 bytes a weight instead of 8
+            half = self._fused(param, basis) and param.dtype.itemsize == 2
+            dtype = torch.bfloat16 if half else torch.float32
+            zeros = {s: self._room(basis.size, dtype, param.device) for s in self.rule.state}
             state.update(zeros, t=0, turn=self._turn)
         if state["turn"] != self._turn and "m" in state:
             old = self._basis(name, Key(self.seed, state["turn"] * self.interval))
             state["m"] = basis.transport(state["m"], old)
         state["turn"] = self._turn
-        state["t"] += 1
         return state
+
+    def _room(self, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Zeros for a state; one that is dropped at the end of a turn lies where the last one lay, as graphs need."""
+        if not self.rule.reset:
+            return torch.zeros(size, dtype=dtype, device=device)
+        if (dtype, device) not in self._rooms:
+            most = max(sum(self.params[n].numel() for n in block.params) for block in self.blocks)
+            self._rooms[dtype, device] = (torch.empty(len(self.rule.state) * most, dtype=dtype, device=device), 0)
+        room, used = self._rooms[dtype, device]
+        self._rooms[dtype, device] = (room, used + size)
+        return room[used : used + size].zero_()
 
     def _complain(self) -> None:
         """Of steps without a finite loss: warn at the first, give up after many."""
@@ -416,13 +492,15 @@ class ZeroOrder(torch.optim.Optimizer):
         self.scores, self.thresholds = list(state_dict["scores"]), dict(state_dict["thresholds"])
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
-        self.state.clear()
-        for name, saved in state_dict["state"].items():
-            param = self.params[name]
-            self.state[param] = {
-                k: v.detach().clone().to(param.device) if isinstance(v, Tensor) else v for k, v in saved.items()
-            }
+        self._forget()
+        vars(self).pop("_device_clock", None)
         self._place()
+        for name, param in self.params.items():
+            for key, value in state_dict["state"].get(name, {}).items():
+                if isinstance(value, Tensor):
+                    self.state[param][key] = self._room(value.numel(), value.dtype, param.device).copy_(value)
+                else:
+                    self.state[param][key] = value
 
 
 @contextlib.contextmanager

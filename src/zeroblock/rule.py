@@ -97,6 +97,10 @@ class Adam:
         if not all(0 <= b < 1 for b in self.betas):
             raise ZeroBlockError(f"Adam: betas must be in [0, 1), got {self.betas}")
 
+    def corrections(self, t: int) -> tuple[float, float]:
+        """What the moments are multiplied with after t steps, for having started at zero."""
+        return 1 / (1 - self.betas[0] ** t), 1 / (1 - self.betas[1] ** t)
+
     def delta(self, g: Tensor, state: dict[str, Tensor], t: int) -> Tensor:
         b1, b2 = self.betas
         m = state["m"].mul_(b1).add_(g, alpha=1 - b1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from . import ops
 from .errors import ZeroBlockError
 from .noise import BASIS, Distribution, Key, Rounding, normal
+from .rule import Adam
 
 CHUNK = 1 << 22
 """Coordinates (or lifted elements) that are materialised at a time, in fp32: 16 MiB."""
@@ -100,6 +101,22 @@ class Elementwise:
         ops.add_noise_(
             param, key, alphas, offset=self.offset, decay=decay, mask=self.mask,
             distribution=self.distribution, rounding=rounding,
+        )  # fmt: skip
+
+    def adam_(
+        self,
+        param: Tensor,
+        state: dict[str, Any],
+        key: Key,
+        scalars: Alphas,
+        rule: Adam,
+        decay: float,
+        rounding: Rounding,
+    ) -> None:
+        """Adam's step in one pass over weights and moments; see ``ops.adam_`` for the scalars."""
+        ops.adam_(
+            param, state["m"], state["v"], key, scalars, betas=rule.betas, eps=rule.eps, offset=self.offset,
+            decay=decay, mask=self.mask, distribution=self.distribution, rounding=rounding,
         )  # fmt: skip
 
     def spans(self) -> Iterator[slice]:

@@ -115,7 +115,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_model_is_measured_block_by_block(language_model: Path, data: Path, tmp_path: Path) -> None:
     call("blocks", "--model", language_model, "--task", "sst2", "--data", data, "--out", tmp_path, "--steps", 12,
-         "--warmup", 4, "--compare", "--sketch", 5, "--probes", 3, "--iterations", 6, "--max-tokens", 16, "--eps", 5e-3)  # fmt: skip
+         "--warmup", 4, "--compare", "--sketch", 5, "--probes", 3, "--iterations", 6, "--max-tokens", 16,
+         "--eps", 5e-3)  # fmt: skip
     table = pandas.read_csv(tmp_path / "blocks.csv")
     assert set(table.step) == {0, 12}
     assert set(table.way) == {"backward", "forward"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -144,6 +145,12 @@ class Engine:
         """Whether the model's attention is looked up in transformers' registry; else it is given a mask."""
         return any(getattr(module, "_supports_attention_backend", False) for module in self.model.modules())
 
+    @property
+    def _precise(self) -> bool:
+        """Whether products have the precision of fp32 at least; TF32 has that of 16 bits."""
+        tf32 = torch.backends.cuda.matmul.allow_tf32 or os.environ.get("NVIDIA_TF32_OVERRIDE") == "1"
+        return self.dtype in (torch.float32, torch.float64) and not (tf32 and self.device.type == "cuda")
+
     @torch.no_grad()
     def _try(self) -> bool:
         """Whether packed examples score as they do alone, forked rows as one row does."""
@@ -165,7 +172,7 @@ class Engine:
             except Exception as error:  # whatever a model of any family may raise on a packed row
                 self.why = f"it cannot run a packed row ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
                 return False
-        tolerance = 1e-3 if self.dtype in (torch.float32, torch.float64) else 5e-2
+        tolerance = 1e-3 if self._precise else 5e-2
         if not torch.allclose(alone, together, rtol=tolerance, atol=tolerance):
             self.why = "packed examples do not score as they do alone: something is carried from token to token"
             return False

@@ -172,15 +172,15 @@ class _Fork:
             return embedding
 
         transposed = not isinstance(module, nn.Linear)  # transformers' Conv1D: y = xW
-        left, right = (us, v.T) if transposed else (v, us.transpose(1, 2))
+        left, right = (us, v.T.expand(rows, -1, -1)) if transposed else (v, us.transpose(1, 2))
 
         def linear(x: Tensor) -> Tensor:
             lead = x.shape[:-1] if self.parted else (rows, *x.shape[1:-1])
             x = self._rows(x).reshape(rows, -1, x.shape[-1])  # experts see the rows end to end
             y = F.linear(x, matrix.T if transposed else matrix, plain)
-            y = y + (x @ left) @ right
+            y = torch.baddbmm(y, x @ left, right)
             if bias is not None:
-                y = y + torch.stack([self._at(bias, r) for r in range(rows)])[:, None]
+                y += torch.stack([copy for (copy,) in self._copies([bias])])[:, None]
             self.parted = True
             return y.view(*lead, -1)
 

@@ -28,6 +28,9 @@ WORK = 1e13
 LIMIT = 1 << 30
 """Bytes of device memory that the graphs themselves may hold."""
 
+MOST = 2048
+"""Graphs at a time."""
+
 
 class _Captured(NamedTuple):
     """A graph, what it reads and what it writes; the bytes are those of the graph itself."""
@@ -43,10 +46,11 @@ class Graphs:
 
     Args:
         limit: bytes that the graphs themselves may hold; beyond, the least recently used is dropped.
+        most: how many there may be; drivers give small ones memory that does not show.
     """
 
-    def __init__(self, limit: int = LIMIT) -> None:
-        self.limit = limit
+    def __init__(self, limit: int = LIMIT, most: int = MOST) -> None:
+        self.limit, self.most = limit, most
         self.shared = 0
         """Bytes of the memory that all of them compute in, one at a time; it stays when one is dropped."""
         self.captures = 0
@@ -56,6 +60,7 @@ class Graphs:
         self._steps: OrderedDict[tuple[object, ...], _Captured] = OrderedDict()
         self._warm: set[tuple[object, ...]] = set()
         self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
         self._owner: ZeroOrder | None = None
 
     @staticmethod
@@ -90,9 +95,10 @@ class Graphs:
         lr = float(optimizer.param_groups[0]["lr"])
         turn = optimizer.steps // optimizer.interval * optimizer.interval
         last = torch.tensor([lr], dtype=torch.float64).view(torch.int64)
-        host = torch.cat([row.flat(), labels, torch.tensor([optimizer.steps, turn]), last]).pin_memory()
+        host = torch.cat([row.flat(), labels, torch.tensor([optimizer.steps, turn, 1]), last]).pin_memory()
         if optimizer is not self._owner:
             self._steps.clear()
+            self._pool, self.shared = None, 0  # a pool goes with its last graph
             self._owner = optimizer
         what = (optimizer.estimator, optimizer.block, *(member.param.data_ptr() for member in optimizer.members))
         key = (*what, row.shapes, objective.over)
@@ -124,12 +130,12 @@ class Graphs:
         engine = objective.engine
         estimator = cast(Finite, optimizer.estimator)
         inputs = host.to(engine.device)
-        inputs[-1] = 0  # a learning rate of nought: the trial run before the capture moves nothing
+        inputs[-2] = 0  # not live: the trial run before the capture moves nothing
         size, examples = row.flat().numel(), len(labels)
         static = Objective(
             engine, [(row.view(inputs[:size]), inputs[size : size + examples])], objective.examples, objective.over
         )
-        clock, rate = inputs[-3:-1], inputs[-1:].view(torch.float64)
+        clock, live, lr = inputs[-4:-2], inputs[-2:-1], inputs[-1:].view(torch.float64)
         directions = [optimizer.direction(probe) for probe in range(estimator.probes)]
         points = estimator.points(directions)
         numbers = torch.empty(1 + len(points) + estimator.probes, dtype=torch.float64, device=engine.device)
@@ -137,15 +143,15 @@ class Graphs:
         def step() -> None:
             losses = static.losses(points).double()
             coeffs = estimator.coeffs(losses)
-            alphas = -rate * (coeffs.double() / estimator.probes)
-            optimizer.descend(torch.where(coeffs.isfinite().all(), alphas, 0.0).float(), 0.0)
+            optimizer.move(coeffs, lr, live)
             numbers.copy_(torch.cat([estimator.loss(losses)[None], losses, coeffs.double()]))
 
-        stream = torch.cuda.Stream(engine.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        graph = torch.cuda.CUDAGraph()
+        if self._stream is None:  # one for all: memory of the pool is only used again by the stream that freed it
+            self._stream = torch.cuda.Stream(engine.device)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        stream, graph = self._stream, torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(stream), torch.no_grad(), evaluation(optimizer.model), triton.clocked(clock):
                 if what not in self._warm:  # kernels are compiled and libraries set up outside the capture
@@ -176,5 +182,5 @@ class Graphs:
 
     def _keep(self, key: tuple[object, ...], captured: _Captured) -> None:
         self._steps[key] = captured
-        while self._own > self.limit and len(self._steps) > 1:
+        while len(self._steps) > 1 and (self._own > self.limit or len(self._steps) > self.most):
             self._steps.popitem(last=False)

@@ -87,6 +87,7 @@ class Only:
     """A schedule that stays on one block."""
 
     block: int
+    learns = False
 
     def pick(self, turn: int, n: int, seed: int, scores: list[float]) -> int:
         return self.block

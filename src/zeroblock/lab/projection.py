@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -24,7 +24,7 @@ from ..estimator import TwoSided
 from ..noise import BASIS, Distribution, Key, Rounding, normal
 from ..optimizer import ZeroOrder
 from ..schedule import Ascending, Uniform
-from ..subspace import Basis, Bernoulli, Subspace
+from ..subspace import Alphas, Basis, Bernoulli, Subspace
 from .quadratic import Hessian, Quadratic
 
 
@@ -60,7 +60,7 @@ class Orthonormal:
     def perturbed(self, param: Tensor, key: Key, eps: float, rounding: Rounding) -> Tensor:
         return param.detach() + eps * self._lifted(self._draw(key), param)
 
-    def add_(self, param: Tensor, key: Key, alphas: Sequence[float], decay: float, rounding: Rounding) -> None:
+    def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float, rounding: Rounding) -> None:
         z = torch.zeros(self.size, dtype=torch.float64)
         for k, alpha in enumerate(alphas):
             z.add_(self._draw(key.to(probe=key.probe + k)), alpha=alpha)

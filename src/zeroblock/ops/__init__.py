@@ -19,7 +19,18 @@ from torch import Tensor
 from ..noise import ROUNDING, Distribution, Key, Rounding
 from .spec import Bernoulli, Magnitude, Mask
 
-__all__ = ["Bernoulli", "Magnitude", "Mask", "add_", "add_noise_", "add_outer_", "fill_", "perturb", "perturb_pair"]
+__all__ = [
+    "Bernoulli",
+    "Magnitude",
+    "Mask",
+    "adam_",
+    "add_",
+    "add_noise_",
+    "add_outer_",
+    "fill_",
+    "perturb",
+    "perturb_pair",
+]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 PIECE = 1 << 22  # elements of a strided tensor that are copied at a time
@@ -253,6 +264,87 @@ def add_outer_(
             )  # fmt: skip
     if whole.data_ptr() != param.data_ptr():
         param.detach().copy_(whole)
+    return param
+
+
+def adam_(
+    param: Tensor,
+    m: Tensor,
+    v: Tensor,
+    key: Key,
+    scalars: Sequence[float] | Tensor,
+    *,
+    betas: tuple[float, float],
+    eps: float,
+    offset: int = 0,
+    decay: float = 1.0,
+    mask: Mask | None = None,
+    distribution: Distribution = Distribution.NORMAL,
+    rounding: Rounding = Rounding.STOCHASTIC,
+) -> Tensor:
+    """One step of Adam on the estimate Σₖ share_k·u_k, in one pass over weights and moments.
+
+    All in fp32, each operation rounded once, in this order::
+
+        g  = share_0·u_0;   g ← fma(u_k, share_k, g)  for k = 1, 2, …      u = 0 outside the mask
+        m' = fma(m, β1, (1-β1)·g)
+        v' = fma(v, β2, (1-β2)·(g·g))
+        d  = (m'·c1) / (sqrt(v'·c2) + eps)
+        θ' = round(fma(d, -lr, decay·θ))
+
+    16-bit weights are rounded as in ``add_noise_``.  bf16 moments are rounded
+    stochastically whatever ``rounding`` says, since a step moves v by less than
+    half a unit: m' by the low, v' by the high half of the element's word in the
+    rounding stream.
+
+    Args:
+        param: weights of any shape and strides; fp32, fp16 or bf16.
+        m: first moments, contiguous, as many elements as ``param`` in its row-major order; fp32 or bf16.
+        v: second moments, like ``m``.
+        key: address of u_0; u_k is that of probe ``key.probe + k``.
+        scalars: (taken, -lr, c1, c2, share_0, share_1, …) with c = 1/(1 - βᵗ); with taken = 0 nothing is written,
+            otherwise it is 1.  On a GPU also an fp32 tensor of them, which is read there and not here.
+        betas: β1 and β2.
+        eps: added to the root.
+        offset: global offset of the first element.
+        decay: factor on the weights.
+        mask: which elements take noise; all by default.  The moments of the others decay.
+        distribution: NORMAL or RADEMACHER.
+        rounding: of 16-bit weights.
+
+    Returns:
+        ``param``.
+    """
+    _check(param)
+    if param.dtype == torch.float64:
+        raise TypeError("adam_ computes in fp32 and would cut fp64 weights; use fp32, fp16 or bf16 weights")
+    if m.dtype != v.dtype or m.dtype not in (torch.float32, torch.bfloat16):
+        raise TypeError(f"moments must be both float32 or both bfloat16, got {m.dtype} and {v.dtype}")
+    for moment in (m, v):
+        if moment.numel() != param.numel() or not moment.is_contiguous():
+            raise ValueError(
+                f"moments must be contiguous with the {param.numel()} elements of the weights, "
+                f"got shape {tuple(moment.shape)} and strides {moment.stride()}"
+            )
+    if isinstance(scalars, Tensor) and scalars.dtype != torch.float32:
+        raise TypeError(f"a tensor of scalars must be float32, got {scalars.dtype}")
+    module = backend(param.device)
+    on_device = isinstance(scalars, Tensor) and module.__name__.endswith("triton")
+    numbers = scalars if on_device else tuple(float(s) for s in scalars)
+    if len(numbers) < 5:
+        raise ValueError(f"scalars are taken, -lr, c1, c2 and at least one share, got {len(numbers)}")
+    b1, b2 = betas
+    constants = tuple(float(c) for c in (b1, 1 - b1, b2, 1 - b2, eps))
+    flat_m, flat_v = m.detach().view(-1), v.detach().view(-1)
+
+    def run(flat: Tensor, first: int) -> None:
+        span = slice(first, first + flat.numel())
+        module.adam_(
+            flat, flat_m[span], flat_v[span], key, numbers, constants, offset=offset + first, decay=decay, mask=mask,
+            distribution=distribution, rounding=rounding,
+        )  # fmt: skip
+
+    _inplace(param, run)
     return param
 
 

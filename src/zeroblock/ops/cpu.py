@@ -20,7 +20,7 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from ..noise import Distribution, Key, Rounding
+from ..noise import ROUNDING, Distribution, Key, Rounding
 from .spec import (
     COS,
     LN_U,
@@ -218,6 +218,30 @@ def accumulate(acc, u, skip, n, alpha):  # type: ignore[no-untyped-def]
         acc[i] = fma(acc.dtype.type(u[skip + i]), alpha, acc[i])
 
 
+# select and draw_probe are inlined: as functions of their own their arrays might overlap, which forbids vectors
+@inline
+def select(kept, value, words, skip, n, first, mask, threshold, key, limit):  # type: ignore[no-untyped-def]
+    """kept ← which elements of a tile the mask keeps; overwrites words."""
+    if mask == MAGNITUDE:
+        for i in range(n):
+            kept[i] = abs(value[i]) <= threshold
+    elif mask == BERNOULLI:
+        draw_words(words, first >> u64(2), (n + skip + 3) // 4, key[0], key[1], key[2], key[3])
+        for i in range(n):
+            kept[i] = words[skip + i] <= limit
+
+
+@inline
+def draw_probe(noise, words, kept, skip, n, first, key, k, rademacher, mask):  # type: ignore[no-untyped-def]
+    """Noise, 0 where not kept, and words of a tile's probe k."""
+    count = (n + skip + 3) // 4
+    draw_words(words, first >> u64(2), count, key[0], key[1], key[2], u32(key[3] + u32(16 * k)))
+    draw_noise(noise, words, count, rademacher)
+    if mask != NONE:
+        for i in range(n):
+            noise[skip + i] = noise[skip + i] if kept[i] else f32(0)
+
+
 @jit
 def add_noise(out, minus, x, kind, wide, start, stop, offset, key, alphas, decay, rademacher, mask, threshold, mask_key,
               limit, stochastic, flip):  # type: ignore[no-untyped-def]  # fmt: skip
@@ -235,21 +259,11 @@ def add_noise(out, minus, x, kind, wide, start, stop, offset, key, alphas, decay
         widen(value, x[a : a + n], n, kind)
         for i in range(n):
             acc[i] = value[i] * decay
-        if mask == MAGNITUDE:
-            for i in range(n):
-                kept[i] = abs(value[i]) <= threshold
-        elif mask == BERNOULLI:
-            draw_words(words, first >> u64(2), count, mask_key[0], mask_key[1], mask_key[2], mask_key[3])
-            for i in range(n):
-                kept[i] = words[skip + i] <= limit
+        select(kept, value, words, skip, n, first, mask, threshold, mask_key, limit)
         # the sum runs over probes from the first, but the first probe's words are drawn
         # last, once more, when there are several: they carry the rounding bits
         for k in range(len(alphas)):
-            draw_words(words, first >> u64(2), count, key[0], key[1], key[2], u32(key[3] + u32(16 * k)))
-            draw_noise(noise, words, count, rademacher)
-            if mask != NONE:
-                for i in range(n):
-                    noise[skip + i] = noise[skip + i] if kept[i] else f32(0)
+            draw_probe(noise, words, kept, skip, n, first, key, k, rademacher, mask)
             accumulate(acc, noise, skip, n, alphas[k])
         if stochastic:
             if len(alphas) > 1:
@@ -283,6 +297,48 @@ def add_delta(x, delta, kind, wide, start, stop, offset, alpha, decay, stochasti
             if flip:
                 complement(words)
         narrow(x[a : a + n], acc, words, skip, n, kind, stochastic)
+
+
+@jit
+def adam(x, m, v, kind, moment, start, stop, offset, key, moment_key, scalars, constants, decay, rademacher, mask,
+         threshold, mask_key, limit, stochastic):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Adam's update of x, m and v on [start, stop)."""
+    words = np.empty(TILE + 8, u32)
+    noise = np.empty(TILE + 8, f32)
+    kept = np.ones(TILE, np.bool_)
+    value, g, mean, square = np.empty(TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32)
+    rate, c1, c2 = scalars[1], scalars[2], scalars[3]
+    shares = scalars[4:]
+    beta1, rest1, beta2, rest2, eps = constants[0], constants[1], constants[2], constants[3], constants[4]
+    for a in range(start, stop, TILE):
+        n = min(TILE, stop - a)
+        first = u64(offset + u64(a))
+        skip = i64(first & u64(3))
+        count = (n + skip + 3) // 4
+        widen(value, x[a : a + n], n, kind)
+        widen(mean, m[a : a + n], n, moment)
+        widen(square, v[a : a + n], n, moment)
+        select(kept, value, words, skip, n, first, mask, threshold, mask_key, limit)
+        draw_probe(noise, words, kept, skip, n, first, key, 0, rademacher, mask)
+        for i in range(n):
+            g[i] = shares[0] * noise[skip + i]
+        for k in range(1, len(shares)):
+            draw_probe(noise, words, kept, skip, n, first, key, k, rademacher, mask)
+            accumulate(g, noise, skip, n, shares[k])
+        for i in range(n):
+            mean[i] = fma(mean[i], beta1, rest1 * g[i])
+            square[i] = fma(square[i], beta2, rest2 * (g[i] * g[i]))
+            d = (mean[i] * c1) / (np.sqrt(square[i] * c2) + eps)
+            value[i] = fma(d, rate, value[i] * decay)
+        if stochastic and len(shares) > 1:
+            draw_words(words, first >> u64(2), count, key[0], key[1], key[2], key[3])
+        narrow(x[a : a + n], value, words, skip, n, kind, stochastic)
+        if moment == BFLOAT:
+            draw_words(words, first >> u64(2), count, moment_key[0], moment_key[1], moment_key[2], moment_key[3])
+        narrow(m[a : a + n], mean, words, skip, n, moment, True)
+        for i in range(n):
+            words[skip + i] = words[skip + i] >> u32(16)
+        narrow(v[a : a + n], square, words, skip, n, moment, True)
 
 
 @functools.cache
@@ -378,6 +434,38 @@ def add_(
         add_delta(
             target, source, KINDS[x.dtype], wide, start, stop, u64(offset), wide.dtype.type(alpha),
             wide.dtype.type(decay), rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2, flip, _words(key),
+        )  # fmt: skip
+
+    _split(run, x.numel())
+
+
+def adam_(
+    x: Tensor,
+    m: Tensor,
+    v: Tensor,
+    key: Key,
+    scalars: tuple[float, ...],
+    constants: tuple[float, ...],
+    *,
+    offset: int,
+    decay: float,
+    mask: Mask | None,
+    distribution: Distribution,
+    rounding: Rounding,
+) -> None:
+    """Adam's update of flat x, m and v: (taken, -lr, c1, c2, shares), (β1, 1 - β1, β2, 1 - β2, eps) in fp32."""
+    if scalars[0] == 0:
+        return
+    threshold = mask.threshold if isinstance(mask, Magnitude) else 0.0
+    mask_key, limit = (mask.key, mask.limit) if isinstance(mask, Bernoulli) else (key, 0)
+    arrays = _array(x), _array(m), _array(v)
+
+    def run(start: int, stop: int) -> None:
+        adam(
+            *arrays, KINDS[x.dtype], KINDS[m.dtype], start, stop, u64(offset), _words(key),
+            _words(key.to(stream=ROUNDING)), np.array(scalars, dtype=f32), np.array(constants, dtype=f32), f32(decay),
+            distribution == Distribution.RADEMACHER, MASKS[type(mask)], f32(threshold), _words(mask_key), u32(limit),
+            rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2,
         )  # fmt: skip
 
     _split(run, x.numel())

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..noise import Distribution, Key, Rounding
+from ..noise import ROUNDING, Distribution, Key, Rounding
 from .spec import (
     COS,
     LN_U,
@@ -126,6 +126,12 @@ def keep(x: NDArray[np.floating], mask: Mask | None, offset: int) -> NDArray[np.
     return np.ones(x.shape, dtype=bool)
 
 
+def _probe(key: Key, k: int, offset: int, kept: NDArray[np.bool_], distribution: Distribution) -> F32:
+    """u of probe ``key.probe + k``, 0 where the mask does not keep."""
+    u = draw(key.to(probe=key.probe + k), offset, kept.size, distribution)
+    return np.where(kept, u, np.float32(0))
+
+
 def _finish(x: NDArray[np.floating], dtype: torch.dtype, word: U32 | None) -> Tensor:
     return torch.from_numpy(quantize(np.ascontiguousarray(x), dtype, word)).to(dtype)
 
@@ -167,7 +173,7 @@ def add_noise_(
     kept = keep(value, mask, offset)
     acc = value * wide(decay)
     for k, alpha in enumerate(alphas):
-        u = np.where(kept, draw(key.to(probe=key.probe + k), offset, x.numel(), distribution), np.float32(0))
+        u = _probe(key, k, offset, kept, distribution)
         acc = acc + wide(alpha) * u.astype(wide) if wide is np.float64 else fma(u, alpha, acc)
     word = words(key, offset, x.numel()) ^ np.uint32(0xFFFFFFFF if flip else 0)
     out.copy_(_finish(acc, out.dtype, word if rounding == Rounding.STOCHASTIC else None))
@@ -192,3 +198,37 @@ def add_(
     acc = acc + wide(alpha) * d.astype(wide) if wide is np.float64 else fma(d, alpha, acc)
     word = words(key, offset, x.numel()) ^ np.uint32(0xFFFFFFFF if flip else 0)
     x.copy_(_finish(acc, x.dtype, word if rounding == Rounding.STOCHASTIC else None))
+
+
+def adam_(
+    x: Tensor,
+    m: Tensor,
+    v: Tensor,
+    key: Key,
+    scalars: tuple[float, ...],
+    constants: tuple[float, ...],
+    *,
+    offset: int,
+    decay: float,
+    mask: Mask | None,
+    distribution: Distribution,
+    rounding: Rounding,
+) -> None:
+    """Adam's update of flat x, m and v: (taken, -lr, c1, c2, shares), (β1, 1 - β1, β2, 1 - β2, eps) in fp32."""
+    taken, rate, c1, c2, *shares = np.array(scalars, dtype=np.float32)
+    if taken == 0:
+        return
+    beta1, rest1, beta2, rest2, eps = np.array(constants, dtype=np.float32)
+    value, n = _load(x), x.numel()
+    kept = keep(value, mask, offset)
+    g = shares[0] * _probe(key, 0, offset, kept, distribution)
+    for k in range(1, len(shares)):
+        g = fma(_probe(key, k, offset, kept, distribution), shares[k], g)
+    first = fma(_load(m), beta1, rest1 * g)
+    second = fma(_load(v), beta2, rest2 * (g * g))
+    d = (first * c1) / (np.sqrt(second * c2) + eps)
+    acc = fma(d, rate, value * np.float32(decay))
+    x.copy_(_finish(acc, x.dtype, words(key, offset, n) if rounding == Rounding.STOCHASTIC else None))
+    word = words(key.to(stream=ROUNDING), offset, n)
+    m.copy_(_finish(first, m.dtype, word))
+    v.copy_(_finish(second, v.dtype, word >> np.uint32(16)))

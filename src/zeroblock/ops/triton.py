@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..noise import BASIS, Distribution, Key, Rounding
+from ..noise import BASIS, ROUNDING, Distribution, Key, Rounding
 from .spec import (
     COS,
     LN_U,
@@ -33,6 +33,7 @@ from .spec import (
 
 GROUPS = 512  # lanes of a program, eight elements each; 256 with 2 warps is as fast
 WARPS = 4
+ADAM_GROUPS = 128  # lanes of an Adam program: three tensors and two draws fill the registers
 NONE, MAGNITUDE, BERNOULLI = range(3)
 MASKS = {type(None): NONE, Magnitude: MAGNITUDE, Bernoulli: BERNOULLI}
 
@@ -192,6 +193,26 @@ def _place(n, base, lead, shift, first, ALIGNED: tl.constexpr, WHOLE: tl.constex
     return low, high, index, inside
 
 
+@triton.jit
+def _kept(x, inside, threshold, low, high, k0, k1, m2, m3, limit, MASK: tl.constexpr, SIZE: tl.constexpr):
+    """Which elements the mask keeps."""
+    if MASK == 1:
+        return tl.abs(x) <= threshold
+    elif MASK == 2:
+        return _words(low, high, k0, k1, m2.to(tl.uint32), m3.to(tl.uint32), SIZE) <= limit.to(tl.uint32)
+    else:
+        return inside
+
+
+@triton.jit
+def _probe(low, high, k0, k1, c2, c3, kept, MASK: tl.constexpr, RADEMACHER: tl.constexpr, SIZE: tl.constexpr):
+    """Noise, 0 where not kept, and word of every element."""
+    u, word = _noise(low, high, k0, k1, c2, c3, RADEMACHER, SIZE)
+    if MASK != 0:
+        u = tl.where(kept, u, 0.0)
+    return u, word
+
+
 @triton.jit(do_not_specialize=["n", "base", "lead", "shift", "first", "k0", "k1", "c2", "c3", "m2", "m3", "limit"])
 def _add_noise(
     out_ptr, minus_ptr, x_ptr, coeffs_ptr, clock_ptr, n, base, lead, shift, first, alpha, decay, threshold,
@@ -221,18 +242,11 @@ def _add_noise(
     acc = x
     if DECAY:
         acc = x * decay
-    if MASK == 1:
-        kept = tl.abs(x) <= threshold
-    elif MASK == 2:
-        kept = _words(low, high, k0, k1, m2.to(tl.uint32), m3.to(tl.uint32), SIZE) <= limit.to(tl.uint32)
-    u, word = _noise(low, high, k0, k1, c2, c3, RADEMACHER, SIZE)
-    if MASK != 0:
-        u = tl.where(kept, u, 0.0)
+    kept = _kept(x, inside, threshold, low, high, k0, k1, m2, m3, limit, MASK, SIZE)
+    u, word = _probe(low, high, k0, k1, c2, c3, kept, MASK, RADEMACHER, SIZE)
     acc = _accumulate(acc, u, alpha)
     for k in range(1, PROBES):
-        v, _ = _noise(low, high, k0, k1, c2, (c3 + 16 * k).to(tl.uint32), RADEMACHER, SIZE)
-        if MASK != 0:
-            v = tl.where(kept, v, 0.0)
+        v, _ = _probe(low, high, k0, k1, c2, (c3 + 16 * k).to(tl.uint32), kept, MASK, RADEMACHER, SIZE)
         acc = _accumulate(acc, v, tl.load(coeffs_ptr + FIRST + k).to(WIDE))
     if POINTER == 2 and not DECAY:  # a step that is not taken changes not even the sign of a zero
         moved = tl.abs(alpha)
@@ -281,6 +295,49 @@ def _add(
     tl.store(x_ptr + index, _quantize(acc, word, DTYPE, STOCHASTIC, FLIP), mask=inside)
 
 
+@triton.jit(
+    do_not_specialize=["n", "base", "lead", "shift", "first", "k0", "k1", "c2", "c3", "r3", "m2", "m3", "limit"]
+)
+def _adam(
+    x_ptr, m_ptr, v_ptr, scalars_ptr, clock_ptr, n, base, lead, shift, first, beta1, rest1, beta2, rest2, eps, decay,
+    threshold, k0, k1, c2, c3, r3, m2, m3, limit,
+    ALIGNED: tl.constexpr, WHOLE: tl.constexpr, PROBES: tl.constexpr, CLOCK: tl.constexpr, DECAY: tl.constexpr,
+    MASK: tl.constexpr, RADEMACHER: tl.constexpr, STOCHASTIC: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    if tl.load(scalars_ptr) == 0:
+        return
+    SIZE: tl.constexpr = GROUPS * 8
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    MOMENT: tl.constexpr = m_ptr.dtype.element_ty
+    low, high, index, inside = _place(n, base, lead, shift, first, ALIGNED, WHOLE, GROUPS)
+    x = tl.load(x_ptr + index, mask=inside, other=0).to(tl.float32)
+    m = tl.load(m_ptr + index, mask=inside, other=0).to(tl.float32)
+    v = tl.load(v_ptr + index, mask=inside, other=0).to(tl.float32)
+    if CLOCK:
+        c2 = _tick(clock_ptr, c3)
+        m2 = _tick(clock_ptr, m3)
+    k0, k1, c2, c3 = k0.to(tl.uint32), k1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32)
+    kept = _kept(x, inside, threshold, low, high, k0, k1, m2, m3, limit, MASK, SIZE)
+    u, word = _probe(low, high, k0, k1, c2, c3, kept, MASK, RADEMACHER, SIZE)
+    g = u * tl.load(scalars_ptr + 4)
+    for k in range(1, PROBES):
+        u, _ = _probe(low, high, k0, k1, c2, (c3 + 16 * k).to(tl.uint32), kept, MASK, RADEMACHER, SIZE)
+        g = _accumulate(g, u, tl.load(scalars_ptr + 4 + k))
+    m = _accumulate(g * rest1, m, beta1)
+    v = _accumulate((g * g) * rest2, v, beta2)
+    root = tl.sqrt_rn(v * tl.load(scalars_ptr + 3)) + eps
+    d = tl.div_rn(m * tl.load(scalars_ptr + 2), root)
+    if DECAY:
+        x = x * decay
+    x = _accumulate(x, d, tl.load(scalars_ptr + 1))
+    tl.store(x_ptr + index, _quantize(x, word, DTYPE, STOCHASTIC, False), mask=inside)
+    NARROW: tl.constexpr = MOMENT == tl.bfloat16
+    if NARROW:
+        word = _words(low, high, k0, k1, c2, r3.to(tl.uint32), SIZE)
+    tl.store(m_ptr + index, _quantize(m, word, MOMENT, NARROW, False), mask=inside)
+    tl.store(v_ptr + index, _quantize(v, word >> 16, MOMENT, NARROW, False), mask=inside)
+
+
 _clock: Tensor | None = None
 
 
@@ -299,15 +356,15 @@ def clocked(clock: Tensor) -> Iterator[None]:
         _clock = before
 
 
-def _tiles(n: int, offset: int) -> tuple[tuple[int, int, int], list[tuple[int, int, bool]]]:
+def _tiles(n: int, offset: int, groups: int = GROUPS) -> tuple[tuple[int, int, int], list[tuple[int, int, bool]]]:
     """Where the tiles of [offset, offset + n) lie, and launches (first tile, tiles, whole).
 
     Whole tiles need no bounds, which saves a tenth of the time; a small tensor is one launch with bounds.
     """
     group, shift = divmod(offset, 8)
-    lead = group % GROUPS
+    lead = group % groups
     before = lead * 8 + shift
-    tiles, full = triton.cdiv(before + n, GROUPS * 8), (before + n) // (GROUPS * 8)
+    tiles, full = triton.cdiv(before + n, groups * 8), (before + n) // (groups * 8)
     start = 1 if before else 0
     if full - start < 4:
         launches = [(0, tiles, False)]
@@ -349,6 +406,15 @@ def add_noise_(
     _launch(out, minus, x, key, alphas, offset, decay, mask, distribution, stochastic, flip)
 
 
+def _mask(mask: Mask | None, key: Key) -> tuple[float, tuple[int, int], int]:
+    """Threshold, upper counter words and limit of a mask beside noise of ``key``."""
+    threshold = mask.threshold if isinstance(mask, Magnitude) else 0.0
+    mask_key, limit = (mask.key, mask.limit) if isinstance(mask, Bernoulli) else (key, 0)
+    if mask_key.seed != key.seed:
+        raise ValueError(f"noise and mask of one step share a seed, got {key.seed} and {mask_key.seed}")
+    return threshold, mask_key.words[2:], limit
+
+
 def _launch(
     out: Tensor,
     minus: Tensor | None,
@@ -362,10 +428,7 @@ def _launch(
     stochastic: bool,
     flip: bool,
 ) -> None:
-    threshold = mask.threshold if isinstance(mask, Magnitude) else 0.0
-    mask_key, limit = (mask.key, mask.limit) if isinstance(mask, Bernoulli) else (key, 0)
-    if mask_key.seed != key.seed:
-        raise ValueError(f"noise and mask of one step share a seed, got {key.seed} and {mask_key.seed}")
+    threshold, mask_words, limit = _mask(mask, key)
     n = out.numel()
     (base, lead, shift), launches = _tiles(n, offset)
     if isinstance(alphas, Tensor):
@@ -377,7 +440,7 @@ def _launch(
     for first, tiles, whole in launches:
         _add_noise[(tiles,)](
             out, out if minus is None else minus, out if x is None else x, coeffs, clock, n, base, lead, shift, first,
-            alpha, decay, threshold, *key.words, *mask_key.words[2:], limit,
+            alpha, decay, threshold, *key.words, *mask_words, limit,
             ALIGNED=shift == 0, WHOLE=whole, PROBES=len(alphas), POINTER=pointer, CLOCK=_clock is not None,
             PAIR=minus is not None, LOAD=x is not None, DECAY=decay != 1.0, MASK=MASKS[type(mask)],
             RADEMACHER=distribution == Distribution.RADEMACHER, STOCHASTIC=stochastic, FLIP=flip,
@@ -439,4 +502,36 @@ def _launch_add(
             ALIGNED=shift == 0, WHOLE=whole, RANK=rank, CLOCK=_clock is not None, DECAY=decay != 1.0,
             STOCHASTIC=rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2,
             FLIP=flip, GROUPS=GROUPS, num_warps=WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def adam_(
+    x: Tensor,
+    m: Tensor,
+    v: Tensor,
+    key: Key,
+    scalars: tuple[float, ...] | Tensor,
+    constants: tuple[float, ...],
+    *,
+    offset: int,
+    decay: float,
+    mask: Mask | None,
+    distribution: Distribution,
+    rounding: Rounding,
+) -> None:
+    """Adam's update of flat x, m and v: (taken, -lr, c1, c2, shares), (β1, 1 - β1, β2, 1 - β2, eps) in fp32."""
+    threshold, mask_words, limit = _mask(mask, key)
+    n = x.numel()
+    (base, lead, shift), launches = _tiles(n, offset, ADAM_GROUPS)
+    if not isinstance(scalars, Tensor):
+        scalars = torch.tensor(scalars, dtype=torch.float32).to(x.device, non_blocking=True)
+    clock = x if _clock is None else _clock
+    for first, tiles, whole in launches:
+        _adam[(tiles,)](
+            x, m, v, scalars, clock, n, base, lead, shift, first, *constants, decay, threshold, *key.words,
+            key.to(stream=ROUNDING).words[3], *mask_words, limit,
+            ALIGNED=shift == 0, WHOLE=whole, PROBES=len(scalars) - 4, CLOCK=_clock is not None, DECAY=decay != 1.0,
+            MASK=MASKS[type(mask)], RADEMACHER=distribution == Distribution.RADEMACHER,
+            STOCHASTIC=rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2,
+            GROUPS=ADAM_GROUPS, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
