@@ -1,0 +1,139 @@
+"""What writing a step costs, and how fast a journal becomes weights.
+
+    python bench/journal.py [--device cpu|cuda] [--model opt-125m] [--method mezo_bcd ...] [--dtype float32 ...]
+                            [--steps N] [--csv results/journal.csv]
+
+Weights are random and records synthetic: neither changes the work.  Bytes a second are
+those of the active weights, read and written once a step, as if every step went through memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import zeroblock as zb
+from record import append, machine, seconds
+from zeroblock.journal import Header, Journal, Record, read, replay
+from zeroblock.model import config
+
+
+def build(name: str, device: str, dtype: torch.dtype) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config(name), dtype=dtype).eval()
+
+
+def synthetic(optimizer: zb.ZeroOrder, steps: int) -> list[Record]:
+    """Records that the optimizer would have taken."""
+    coeffs = np.random.default_rng(0).standard_normal(steps).astype(np.float32)
+    scores, n = list(optimizer.scores), len(optimizer.blocks)
+    records = []
+    for step in range(steps):
+        if step % optimizer.interval == 0:
+            block = optimizer.schedule.pick(step // optimizer.interval, n, optimizer.seed, scores)
+        c = float(coeffs[step])
+        optimizer.schedule.observe(scores, block, (c,))
+        records.append(Record(step, block, (c,), 1e-6, (2.0 + 1e-3 * c, 2.0 - 1e-3 * c), 2.0))
+    return records
+
+
+def writing(args: argparse.Namespace) -> list[dict[str, object]]:
+    """Microseconds of ``Journal.append``, and their part of a step on the CPU (16 rows of 16 tokens)."""
+    model = build("opt-125m", "cpu", torch.float32)
+    optimizer = zb.mezo_bcd(model, 1e-6)
+    header, records = Header.of(optimizer, model="opt-125m"), synthetic(optimizer, 20_000)
+    tokens = torch.randint(4, 50_000, (16, 16), generator=torch.Generator().manual_seed(0))
+    step = seconds(lambda: optimizer.step(lambda: model(input_ids=tokens, labels=tokens).loss), "cpu", repeats=7)
+    rows = []
+    for fsync in (1.0, None, 0.0):
+        count = 500 if fsync == 0 else len(records)
+        with tempfile.TemporaryDirectory() as folder:
+            with Journal.create(Path(folder, "journal.zbj"), header, fsync=fsync) as journal:
+                begin = time.perf_counter()
+                for record in records[:count]:
+                    journal.append(record)
+                each = (time.perf_counter() - begin) / count
+            size = Path(folder, "journal.zbj").stat().st_size
+            begin = time.perf_counter()
+            read(folder)
+            reading = time.perf_counter() - begin
+        label = {1.0: "every second", None: "never", 0.0: "every record"}[fsync]
+        print(
+            f"append, fsync {label:13} {each * 1e6:9.1f} µs a step, {each / step:.4%} of {step * 1e3:.0f} ms; "
+            f"{count:,} steps: {size:,} bytes, read in {reading:.2f} s"
+        )
+        rows.append(
+            row(f"append, fsync {label}", "opt-125m", "mezo_bcd", "float32", count, each * count, of_step=each / step)
+        )
+    return rows
+
+
+def replaying(args: argparse.Namespace, method: str, dtype: torch.dtype) -> dict[str, object]:
+    """Seconds to take all steps again."""
+    model = build(args.model, args.device, dtype)
+    optimizer = zb.METHODS[method](model, 1e-6)
+    records = synthetic(optimizer, args.steps)
+    warm = zb.METHODS[method](build("opt-125m", args.device, dtype), 1e-6)
+    replay(warm, synthetic(warm, 30))  # compiles the kernels
+    begin = time.perf_counter()
+    replay(optimizer, records)
+    if args.device == "cuda":
+        torch.cuda.synchronize()
+    taken = time.perf_counter() - begin
+    numel = [sum(optimizer.params[name].numel() for name in block.params) for block in optimizer.blocks]
+    moved = sum(numel[record.block] for record in records)
+    rate = 2 * moved * dtype.itemsize / taken
+    print(
+        f"replay, {args.model}, {method}, {name_of(dtype)}: {args.steps:,} steps in {taken:.1f} s, "
+        f"{rate / 1e9:.0f} GB/s, {moved / taken / 1e9:.1f} G weights/s"
+    )
+    return row("replay", args.model, method, name_of(dtype), args.steps, taken, gb_per_s=rate / 1e9)
+
+
+def row(
+    operation: str, model: str, method: str, dtype: str, steps: int, taken: float, of_step: float | None = None,
+    gb_per_s: float | None = None,
+) -> dict[str, object]:  # fmt: skip
+    return {
+        "operation": operation,
+        "model": model,
+        "method": method,
+        "dtype": dtype,
+        "steps": steps,
+        "seconds": round(taken, 4),
+        "us_per_step": round(taken / steps * 1e6, 2),
+        "of_step": None if of_step is None else round(of_step, 7),
+        "gb_per_s": None if gb_per_s is None else round(gb_per_s, 1),
+    }
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--model", default="opt-125m")
+    parser.add_argument("--method", nargs="+", default=["mezo_bcd"])
+    parser.add_argument("--dtype", nargs="+", default=["float32"])
+    parser.add_argument("--steps", type=int, help="to replay; 20,000 on cuda, 100 on the CPU by default")
+    parser.add_argument("--csv", help="append the rows to this file")
+    args = parser.parse_args()
+    args.steps = args.steps or (20_000 if args.device == "cuda" else 100)
+    print(f"{machine(args.device)}, torch {torch.__version__}")
+    rows = writing(args) if args.device == "cpu" else []
+    rows += [replaying(args, method, getattr(torch, dtype)) for dtype in args.dtype for method in args.method]
+    append(args.csv, rows, args.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""``zeroblock apply``: a fine-tune that came as a file, on its base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .replay import Device, Force, Model, Out, write_weights
+
+
+def apply(
+    file: Annotated[Path, typer.Argument(help="What zeroblock export wrote.")],
+    out: Out,
+    model: Model = None,
+    device: Device = "auto",
+    force: Force = False,
+) -> None:
+    """Bring an exported fine-tune onto its base model, bit for bit."""
+    from ..journal import read
+
+    write_weights(read(file), out, model, device, force)

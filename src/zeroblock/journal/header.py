@@ -1,0 +1,300 @@
+"""The header: everything besides the base weights and the records that the weights of a run depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+import warnings
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import nn
+
+from .. import __version__
+from ..errors import ZeroBlockError, ZeroBlockWarning
+from ..noise import VERSION, Distribution, Rounding
+from . import identity, spec
+
+if TYPE_CHECKING:
+    from ..optimizer import ZeroOrder
+
+PARTS = ("schedule", "subspace", "estimator", "rule")
+MAX_PROBES = 1 << 16
+MATRICES = "matrices"
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """What a journal says once, at its beginning.
+
+    Args:
+        model: name of the base model, for people and as a default for commands.
+        fingerprint: of the base weights, see ``fingerprint``.
+        order: hash of the parameters' names and shapes in their order.
+        dtype: of the weights; "mixed" where there are several.
+        frozen: names of the parameters that were not trained.
+        blocks: names of the blocks.
+        method: the parts as data, which ``rebuild`` makes an optimizer of.
+        parts: the parts as text, ``optimizer.parts``.
+        probes: coefficients a record.
+        seed: of noise, bases and schedule.
+        weight_decay: λ.
+        decays: "matrices", or the names of the parameters that λ applies to.
+        task: name of the task.
+        data: fingerprint of the data.
+        versions: of zeroblock, torch and the noise.
+        extra: whatever else its writer wants to find again.
+        card: Markdown for people, in a shared file.
+        steps: how many records there are, in a shared file; None while a run may still write.
+    """
+
+    model: str
+    fingerprint: str
+    order: str
+    dtype: str
+    frozen: tuple[str, ...]
+    blocks: tuple[str, ...]
+    method: dict[str, Any]
+    parts: dict[str, str]
+    probes: int
+    seed: int
+    weight_decay: float
+    decays: str | tuple[str, ...]
+    task: str
+    data: str
+    versions: dict[str, str]
+    extra: dict[str, Any]
+    card: str = ""
+    steps: int | None = None
+
+    @classmethod
+    def of(cls, optimizer: ZeroOrder, *, model: str = "", task: str = "", data: str = "", **extra: Any) -> Self:
+        """The header of a run that is about to take its first step.
+
+        Args:
+            optimizer: standing at step 0.
+            model: name of the base model.
+            task: name of the task.
+            data: fingerprint of the data.
+            extra: anything that JSON can hold.
+        """
+        if optimizer.steps:
+            raise ZeroBlockError(
+                f"a journal starts at step 0 and this optimizer stands at step {optimizer.steps}; "
+                "create the journal before the first step, or open the one of this run"
+            )
+        module = optimizer.model
+        dtypes = {str(p.dtype).removeprefix("torch.") for p in module.parameters()}
+        return cls(
+            model=model,
+            fingerprint=identity.fingerprint(module),
+            order=identity.order(module),
+            dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
+            frozen=tuple(name for name, p in module.named_parameters() if not p.requires_grad),
+            blocks=tuple(block.name for block in optimizer.blocks),
+            method=_method(optimizer),
+            parts=optimizer.parts,
+            probes=optimizer.estimator.probes,
+            seed=optimizer.seed,
+            weight_decay=float(optimizer.param_groups[0]["weight_decay"]),
+            decays=_decays(optimizer),
+            task=task,
+            data=data,
+            versions=_versions(),
+            extra=extra,
+        )
+
+    def replace(self, **changes: Any) -> Self:
+        """This header with some fields replaced."""
+        return dataclasses.replace(self, **changes)
+
+    def encode(self) -> bytes:
+        """As JSON, the same bytes for the same header."""
+        try:
+            text = json.dumps(
+                dataclasses.asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+            )
+            return text.encode()
+        except (TypeError, ValueError) as error:
+            raise ZeroBlockError(f"a journal's header holds plain, finite values only ({error})") from error
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """From JSON: every field there, known and of its type, or refused."""
+        try:
+            found = json.loads(data, parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise ZeroBlockError(f"the header is not JSON ({error})") from error
+        if not isinstance(found, dict):
+            raise ZeroBlockError("the header is not an object")
+        hints = typing.get_type_hints(cls)
+        if set(found) != set(hints):
+            odd = min(set(found) ^ set(hints))
+            raise ZeroBlockError(f"the header {'has an unknown' if odd in found else 'lacks the'} field {odd!r}")
+        for name, hint in hints.items():
+            if not spec.fits(found[name], hint):
+                raise ZeroBlockError(f"the header's {name} cannot be {str(found[name])[:100]!r}")
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in found.items()
+        }
+        if not 1 <= values["probes"] <= MAX_PROBES or not 0 <= values["seed"] < 1 << 64:
+            raise ZeroBlockError(f"the header's probes or seed are out of range: {values['probes']}, {values['seed']}")
+        if values["steps"] is not None and values["steps"] < 0:
+            raise ZeroBlockError(f"the header's steps cannot be {values['steps']}")
+        if not _is_method(values["method"]):
+            raise ZeroBlockError(f"the header's method cannot be {str(values['method'])[:200]}")
+        return cls(**values)
+
+    def check(self, optimizer: ZeroOrder, *, force: bool = False) -> None:
+        """Refuse an optimizer that would not repeat this run, with the reason.
+
+        Args:
+            optimizer: standing at step 0 on the base weights.
+            force: accept other base weights and another version of the package.
+        """
+        if optimizer.steps:
+            raise ZeroBlockError(f"check a journal before its replay; the optimizer stands at step {optimizer.steps}")
+        self.check_versions(force=force)
+        self._check_method(optimizer)
+        self.check_base(optimizer.model, force=force)
+
+    def _check_method(self, optimizer: ZeroOrder) -> None:
+        mine = _method(optimizer)
+        pairs: list[tuple[str, Any, Any]] = [
+            ("seed", self.seed, optimizer.seed),
+            ("weight decay", self.weight_decay, float(optimizer.param_groups[0]["weight_decay"])),
+            ("probes", self.probes, optimizer.estimator.probes),
+            *((part, self.parts.get(part), text) for part, text in optimizer.parts.items() if part != "partition"),
+            ("restore", self.method["restore"], mine["restore"]),
+            ("decayed parameters", self.decays, _decays(optimizer)),
+            ("number of blocks", len(self.blocks), len(optimizer.blocks)),
+            *(("block", f"{a!r}", f"{b.name!r}") for a, b in zip(self.blocks, optimizer.blocks, strict=False)),
+        ]
+        for what, theirs, ours in pairs:
+            if theirs != ours:
+                raise ZeroBlockError(f"the journal was written with {what} {theirs}, this optimizer has {ours}")
+        if self.method["partition"] != mine["partition"]:
+            raise ZeroBlockError(
+                f"the journal was written with partition {self.parts.get('partition')}, this optimizer has "
+                f"{optimizer.parts['partition']}, whose blocks hold other parameters"
+            )
+        frozen = {name for name, p in optimizer.model.named_parameters() if not p.requires_grad}
+        if frozen != set(self.frozen):
+            name = min(frozen ^ set(self.frozen))
+            was, now = ("frozen", "trainable") if name in self.frozen else ("trainable", "frozen")
+            raise ZeroBlockError(f"{name!r} was {was} when the journal was written and is {now} now")
+
+    def check_versions(self, *, force: bool = False) -> None:
+        """Refuse a journal of another noise, or of another zeroblock unless forced; warn of another torch."""
+        mine, theirs = _versions(), self.versions
+        if theirs.get("noise") != mine["noise"]:
+            raise ZeroBlockError(
+                f"the journal was written with noise version {theirs.get('noise')}, this is {mine['noise']}; "
+                "install the zeroblock that wrote it"
+            )
+        if not force and _minor(theirs.get("zeroblock", "")) != _minor(mine["zeroblock"]):
+            raise ZeroBlockError(
+                f"the journal was written by zeroblock {theirs.get('zeroblock')}, this is {mine['zeroblock']}; "
+                "install that one, or take the risk with --force (in Python force=True)"
+            )
+        if theirs.get("torch") != mine["torch"] and self.method["rule"] != {"name": "SGD"}:
+            warnings.warn(
+                f"the journal was written with torch {theirs.get('torch')}, this is {mine['torch']}: with a rule other "
+                "than SGD the weights may differ in their last bits",
+                ZeroBlockWarning,
+                stacklevel=3,
+            )
+
+    def check_base(self, model: nn.Module, *, force: bool = False) -> None:
+        """Refuse a model with other parameters, or with other weights unless forced."""
+        if identity.order(model) != self.order:
+            raise ZeroBlockError(
+                f"this model's parameters are not those of the journal's base{self._named}: "
+                "their names, shapes or order differ, so its noise would fall on other weights"
+            )
+        found = identity.fingerprint(model)
+        if found != self.fingerprint and not force:
+            dtypes = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}))
+            other = f", and they are {dtypes} where the run had {self.dtype}" if dtypes != self.dtype else ""
+            raise ZeroBlockError(
+                f"the journal starts from other base weights{self._named}: their fingerprint is {self.fingerprint}, "
+                f"these have {found}{other}; give the model it was trained from"
+            )
+
+    def rebuild(self, model: nn.Module, *, force: bool = False) -> ZeroOrder:
+        """The optimizer of this run at step 0, from the file alone.
+
+        Args:
+            model: with the base weights; its ``requires_grad`` flags become those of the run.
+            force: accept other base weights and another version of the package.
+        """
+        from ..optimizer import ZeroOrder, is_matrix
+
+        self.check_versions(force=force)
+        self.check_base(model, force=force)
+        parts = {kind: spec.build(kind, self.method[kind]) for kind in PARTS}
+        frozen, decayed = set(self.frozen), set(self.decays)
+        for name, param in model.named_parameters():
+            param.requires_grad_(name not in frozen)
+        optimizer = ZeroOrder(
+            model,
+            0.0,  # every record brings its own
+            partition=spec.build_partition(self.method["partition"]),
+            interval=self.method["interval"],
+            seed=self.seed,
+            weight_decay=self.weight_decay,
+            decays=is_matrix if self.decays == MATRICES else lambda name, param: name in decayed,
+            distribution=Distribution[self.method["distribution"].upper()],
+            rounding=Rounding[self.method["rounding"].upper()],
+            restore=self.method["restore"],
+            **parts,
+        )
+        self._check_method(optimizer)
+        return optimizer
+
+    @property
+    def _named(self) -> str:
+        return f" ({self.model})" if self.model else ""
+
+
+def _method(optimizer: ZeroOrder) -> dict[str, Any]:
+    return {
+        "partition": spec.describe_partition(optimizer.partition, optimizer.blocks),
+        **{kind: spec.describe(kind, getattr(optimizer, kind)) for kind in PARTS},
+        "interval": optimizer.interval,
+        "distribution": optimizer.distribution.name.lower(),
+        "rounding": optimizer.rounding.name.lower(),
+        "restore": optimizer.restore,
+    }
+
+
+def _decays(optimizer: ZeroOrder) -> str | tuple[str, ...]:
+    from ..optimizer import is_matrix
+
+    if optimizer.decays is is_matrix:
+        return MATRICES
+    return tuple(name for name, param in optimizer.params.items() if optimizer.decays(name, param))
+
+
+def _is_method(found: dict[str, Any]) -> bool:
+    return (
+        set(found) == {"partition", *PARTS, "interval", "distribution", "rounding", "restore"}
+        and spec.fits(found["interval"], int)
+        and all(found[part] is None or isinstance(found[part], dict) for part in PARTS)
+        and found["distribution"] in [d.name.lower() for d in Distribution]
+        and found["rounding"] in [r.name.lower() for r in Rounding]
+        and found["restore"] in ("copy", "subtract")
+    )
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number of JSON")
+
+
+def _versions() -> dict[str, str]:
+    return {"zeroblock": __version__, "torch": torch.__version__, "noise": str(VERSION)}
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]

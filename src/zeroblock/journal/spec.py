@@ -1,0 +1,124 @@
+"""The parts of an optimizer as plain data, and back: a table of known names, nothing that runs.
+
+A part is ``{"name": "Adam", "betas": [0.9, 0.999], "eps": 1e-08, "reset": true}``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from .. import block as blocks_of
+from ..block import Block, Partition
+from ..errors import ZeroBlockError, unknown
+from ..estimator import OneSided, TwoSided
+from ..rule import SGD, Adam, Momentum, Sign
+from ..schedule import SCHEDULES, Schedule
+from ..subspace import Bernoulli, Full, LowRank, Sparse
+
+KNOWN: dict[str, dict[str, type]] = {
+    "schedule": {cls.__name__: cls for cls in SCHEDULES.values()},
+    "subspace": {cls.__name__: cls for cls in (Full, LowRank, Sparse, Bernoulli)},
+    "estimator": {cls.__name__: cls for cls in (TwoSided, OneSided)},
+    "rule": {cls.__name__: cls for cls in (SGD, Momentum, Sign, Adam)},
+}
+DEPTH = 4  # parts within parts: Adaptive holds the schedule of its warm-up
+
+Spec = dict[str, Any]
+
+
+def describe(kind: str, part: object) -> Spec | None:
+    """A part as data; None for one that is not zeroblock's own, which a file cannot rebuild."""
+    if KNOWN[kind].get(type(part).__name__) is not type(part):
+        return None
+    found: Spec = {"name": type(part).__name__}
+    for field in dataclasses.fields(part):  # type: ignore[arg-type]
+        value = getattr(part, field.name)
+        if dataclasses.is_dataclass(value):
+            value = describe("schedule", value)
+            if value is None:
+                return None
+        found[field.name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def build(kind: str, spec: object, depth: int = DEPTH) -> Any:
+    """The part that data describes; every field must be there, known, and of its type."""
+    if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
+        raise ZeroBlockError(
+            f"the journal does not describe its {kind}, which is not one of zeroblock's own; "
+            "build the optimizer in Python and give zb.replay the records"
+        )
+    name = spec["name"]
+    if name not in KNOWN[kind]:
+        raise unknown(kind, name, KNOWN[kind])
+    cls = KNOWN[kind][name]
+    hints = typing.get_type_hints(cls)
+    fields = [field.name for field in dataclasses.fields(cls)]
+    if set(spec) != {"name", *fields}:
+        raise ZeroBlockError(f"{kind} {name} has the fields {', '.join(fields) or 'none'}, the journal says {spec}")
+    values = {}
+    for field in fields:
+        value = spec[field]
+        if hints[field] is Schedule:
+            if not depth:
+                raise ZeroBlockError(f"{kind} {name}: schedules are nested too deep")
+            values[field] = build("schedule", value, depth - 1)
+            continue
+        if not fits(value, hints[field]):
+            raise ZeroBlockError(f"{kind} {name}: {field} cannot be {value!r}")
+        values[field] = tuple(value) if isinstance(value, list) else value
+    return cls(**values)
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Whether a value read from JSON, where tuples are lists, is of an annotated type."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(v, arguments[1]) for v in value.values())
+    if origin is tuple:
+        if not isinstance(value, list):
+            return False
+        each = arguments[:1] * len(value) if arguments[-1] is ... else arguments
+        return len(value) == len(each) and all(fits(v, a) for v, a in zip(value, each, strict=True))
+    if arguments:  # int | None
+        return any(fits(value, argument) for argument in arguments)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def describe_partition(partition: Partition | Sequence[Any], blocks: Sequence[Block]) -> Spec:
+    """A partition by name where it has one, else the blocks themselves."""
+    cut: object = partition
+    options: dict[str, Any] = {}
+    if isinstance(cut, functools.partial) and not cut.args:
+        options, cut = cut.keywords, cut.func
+    name = getattr(cut, "__name__", "")
+    if blocks_of.PARTITIONS.get(name) is cut and set(options) <= ({"k"} if name == "layers" else set()):
+        return {"name": name, **options}
+    return {"name": "explicit", "blocks": [[block.name, list(block.params)] for block in blocks]}
+
+
+def build_partition(spec: object) -> Partition | list[Block]:
+    """The partition that data describes."""
+    match spec:
+        case {"name": "layers", "k": int(k), **rest} if not rest and not isinstance(k, bool):
+            return functools.partial(blocks_of.layers, k=k)
+        case {"name": str(name), **rest} if not rest and name in blocks_of.PARTITIONS:
+            return blocks_of.PARTITIONS[name]
+        case {"name": "explicit", "blocks": list(blocks), **rest} if not rest and all(map(_is_block, blocks)):
+            return [Block(name, tuple(params)) for name, params in blocks]
+    raise ZeroBlockError(f"the journal's partition is not one that zeroblock knows: {str(spec)[:200]}")
+
+
+def _is_block(value: object) -> bool:
+    match value:
+        case [str(), list(params)]:
+            return all(isinstance(param, str) for param in params)
+    return False

@@ -1,0 +1,142 @@
+"""The fused replay is the replay step by step: same weights to the bit, same state of the optimizer."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zeroblock as zb
+from toy import DTYPES, Tiny, next_token, same, snapshot
+from zeroblock.journal import Record, fused, replay
+from zeroblock.noise import Distribution, Rounding
+
+CASES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
+    "full": (
+        torch.bfloat16,
+        {"weight_decay": 0.1, "interval": 2, "schedule": zb.Adaptive(warmup=2), "seed": 2**63 + 5},
+    ),
+    "sparse, two probes": (torch.float32, {"subspace": zb.Sparse(0.6), "estimator": zb.TwoSided(1e-3, 2)}),
+    "Bernoulli, signs, to nearest": (
+        torch.float16,
+        {
+            "subspace": zb.Bernoulli(0.5),
+            "interval": 3,
+            "distribution": Distribution.RADEMACHER,
+            "rounding": Rounding.NEAREST,
+        },
+    ),
+}
+
+
+class Odd(nn.Module):
+    """Tensors that begin within a group of eight, and one of several tiles."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.a = nn.Parameter(torch.randn(13, generator=generator).to(dtype))
+        self.b = nn.Parameter(torch.randn(50, 101, generator=generator).to(dtype))
+        self.c = nn.Parameter(torch.randn(1, generator=generator).to(dtype))
+
+    def loss(self) -> torch.Tensor:
+        return sum(p.double().square().mean() for p in self.parameters())
+
+
+def run(optimizer: zb.ZeroOrder, loss: Any, steps: int) -> list[Record]:
+    records = []
+    for _ in range(steps):
+        optimizer.step(loss)
+        records.append(optimizer.record)
+    return records
+
+
+def state(optimizer: zb.ZeroOrder) -> dict[str, Any]:
+    return {key: value for key, value in optimizer.state_dict().items() if key != "param_groups"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_steps_at_once_are_the_steps_one_by_one(case: str) -> None:
+    dtype, options = CASES[case]
+    build = functools.partial(zb.ZeroOrder, lr=1e-2, partition=zb.layers, **options)
+    model, again = Tiny(dtype=dtype), Tiny(dtype=dtype)
+    optimizer, other = build(model), build(again)
+    records = run(optimizer, next_token(model), 6)
+    seen: list[float] = []
+    fused.advance(other, records, seen.append)
+    assert same(snapshot(again), snapshot(model))
+    assert not same(snapshot(again), snapshot(Tiny(dtype=dtype)))
+    assert state(other) == state(optimizer)
+    assert other.record == records[-1]
+    assert seen == sorted(seen)
+    assert seen[-1] == pytest.approx(6)
+    # and it can go on
+    optimizer.step(next_token(model))
+    other.step(next_token(again))
+    assert other.record == optimizer.record
+    assert same(snapshot(again), snapshot(model))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_tensor_may_begin_anywhere(dtype: torch.dtype) -> None:
+    model, again = Odd(dtype), Odd(dtype)
+    records = run(zb.mezo(model, 1e-2), model.loss, 2)
+    fused.advance(zb.mezo(again, 1e-2), records, lambda done: None)
+    assert same(snapshot(again), snapshot(model))
+
+
+def test_records_of_another_run_move_nothing() -> None:
+    model, again = Tiny(), Tiny()
+    records = run(zb.mezo_bcd(model, 1e-2), next_token(model), 5)
+    with pytest.raises(zb.ZeroBlockError, match="another method, seed or order"):
+        fused.advance(zb.mezo_bcd(again, 1e-2, seed=8), records, lambda done: None)
+    assert same(snapshot(again), snapshot(Tiny()))
+
+
+def test_a_step_of_zero_changes_not_even_a_zero() -> None:
+    model = Odd(torch.float32)
+    model.a.data.fill_(-0.0)
+    before = snapshot(model)
+    fused.advance(zb.mezo(model, 0.1), [Record(0, 0, (1.0,), 0.0, (), 1.0)], lambda done: None)
+    assert same(snapshot(model), before)
+
+
+def test_the_cpu_and_other_rules_go_step_by_step() -> None:
+    assert not fused.serves(zb.mezo(Tiny(), 0.1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+@pytest.mark.parametrize("name", zb.METHODS)
+def test_a_journal_of_the_gpu_gives_the_gpus_weights(name: str, dtype: torch.dtype) -> None:
+    model, again = Tiny(dtype=dtype).cuda(), Tiny(dtype=dtype).cuda()
+    build = functools.partial(zb.METHODS[name], lr=1e-2, weight_decay=0.01, probes=2)
+    optimizer, other = build(model), build(again)
+    records = run(optimizer, next_token(model), 20)
+    records.append(Record(20, optimizer.block, (float("nan"),) * 2, 1e-2, (), 1.0))
+    assert fused.serves(other) == (name in ("mezo", "mezo_bcd", "mezo_bcd_adaptive", "sparse_mezo"))
+    replay(other, records[:20])
+    assert same(snapshot(again), snapshot(model))
+    with pytest.warns(zb.ZeroBlockWarning):
+        replay(other, records[20:])
+    assert same(snapshot(again), snapshot(model))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("subspace", [zb.Full(), zb.Sparse(0.5), zb.Bernoulli(0.5)], ids=repr)
+def test_large_tensors_on_the_gpu(subspace: Any, dtype: torch.dtype) -> None:
+    """Many tiles, odd offsets, thousands of steps; the step-by-step replay on the CPU is the judge."""
+    here, there = (nn.Sequential(nn.Linear(301, 300), nn.LayerNorm(300), nn.Linear(300, 7)).to(dtype) for _ in "ab")
+    there.load_state_dict(here.state_dict())
+    there.cuda()
+    build = functools.partial(zb.mezo, lr=1e-3, subspace=subspace, interval=3, weight_decay=0.01)
+    generator = torch.Generator().manual_seed(0)
+    coeffs = torch.randn(1000, generator=generator).tolist()
+    records = [Record(t, 0, (c,), 1e-3 / (t + 1), (), 1.0) for t, c in enumerate(coeffs)]
+    replay(build(here), records)
+    replay(build(there), records)
+    assert same(snapshot(here), snapshot(there))
