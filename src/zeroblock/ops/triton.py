@@ -259,7 +259,7 @@ def _add_noise(
         tl.store(minus_ptr + index, _quantize(acc, word, DTYPE, STOCHASTIC, not FLIP), mask=inside)
 
 
-@triton.jit(do_not_specialize=["n", "base", "lead", "shift", "first", "k0", "k1", "c2", "c3", "width"])
+@triton.jit(do_not_specialize=["n", "base", "lead", "shift", "first", "k0", "k1", "c2", "c3"])
 def _add(
     x_ptr, delta_ptr, v_ptr, coeffs_ptr, clock_ptr, n, base, lead, shift, first, alpha, decay, k0, k1, c2, c3, width,
     ALIGNED: tl.constexpr, WHOLE: tl.constexpr, RANK: tl.constexpr, CLOCK: tl.constexpr, DECAY: tl.constexpr,
@@ -282,10 +282,10 @@ def _add(
         local = (index - row * width).to(tl.int32)
         i = row + local // width
         j = local % width
-        delta = tl.load(delta_ptr + i * RANK, mask=inside, other=0) * tl.load(v_ptr + j * RANK, mask=inside, other=0)
+        delta = tl.load(delta_ptr + i * RANK, mask=inside, other=0) * tl.load(v_ptr + j, mask=inside, other=0)
         for k in tl.static_range(1, RANK):
             z = tl.load(delta_ptr + i * RANK + k, mask=inside, other=0)
-            delta = delta + z * tl.load(v_ptr + j * RANK + k, mask=inside, other=0)
+            delta = delta + z * tl.load(v_ptr + k * width + j, mask=inside, other=0)
     acc = _accumulate(acc, delta, alpha)
     word = tl.zeros([SIZE], tl.uint32)
     if STOCHASTIC:
@@ -475,8 +475,8 @@ def add_outer_(
     rounding: Rounding,
     flip: bool = False,
 ) -> None:
-    """x ← round(decay·x + alpha·z Vᵀ); x flat, z (m, r) and v (n, r) fp32 and contiguous."""
-    _launch_add(x, z, v, z.shape[1], v.shape[0], alpha, key, offset, decay, rounding, flip)
+    """x ← round(decay·x + alpha·z Vᵀ); x flat, z (m, r) and v (n, r) fp32, z contiguous."""
+    _launch_add(x, z, v.T.contiguous(), z.shape[1], v.shape[0], alpha, key, offset, decay, rounding, flip)
 
 
 def _launch_add(
