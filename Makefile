@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 SMOLLM2 := .venv/.smollm2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench bench-noise bench-step test-gpu clean
+.PHONY: help install demo test check bench bench-noise bench-journal bench-step test-gpu clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,10 +36,13 @@ check: install ## Lint, check formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: bench-noise bench-step ## Run the benchmarks (DATA=folder of the tasks); rows are appended to results/*.csv
+bench: bench-noise bench-journal bench-step ## Run the benchmarks (DATA=folder of the tasks); rows are appended to results/*.csv
 
 bench-noise: install
 	$(BIN)/python bench/noise.py --csv results/noise.csv
+
+bench-journal: install
+	$(BIN)/python bench/journal.py --csv results/journal.csv
 
 bench-step: $(SMOLLM2)
 	$(BIN)/zeroblock bench step --model opt-125m --task sst2 --data $(DATA) --csv results/bench.csv

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from zeroblock.task import Encoded
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
@@ -31,6 +33,7 @@ def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     names = {
         "torch": torch, "model": model, "batch": batch, "base_model": fresh(), "a": tokens[:1], "b": tokens[1:],
         "objective": lambda x: model(input_ids=x, labels=x).loss, "closure": lambda: model(**batch).loss,
+        "encoded": [Encoded((3, 4, 5), ((6,), (7, 8)))], "labels": [1],
         "accuracy": lambda m: float((m(tokens).logits.argmax(-1) == tokens).float().mean()),
     }  # fmt: skip
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

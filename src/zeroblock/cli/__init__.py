@@ -14,7 +14,23 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ZeroBlockError, ZeroBlockWarning
-from . import blocks, demo, lab, methods, schedule, tasks
+from . import (
+    apply,
+    bench,
+    blocks,
+    demo,
+    evaluate,
+    export,
+    inspect,
+    lab,
+    methods,
+    replay,
+    resume,
+    schedule,
+    sweep,
+    tasks,
+    train,
+)
 
 CommandLineError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """Every mistake in the arguments; typer does not export it, and where it lives depends on the version."""
@@ -39,10 +55,19 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 app.command("demo")(demo.demo)
+app.command("train")(train.train)
+app.command("eval")(evaluate.evaluate)
+app.command("resume")(resume.resume)
+app.command("sweep")(sweep.sweep)
+app.command("replay")(replay.replay)
+app.command("inspect")(inspect.inspect)
+app.command("export")(export.export)
+app.command("apply")(apply.apply)
 app.command("methods")(methods.methods)
 app.command("blocks")(blocks.blocks)
 app.command("schedule")(schedule.schedule)
 app.add_typer(tasks.app, name="tasks")
+app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
 
 
