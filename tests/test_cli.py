@@ -32,7 +32,10 @@ def test_help_needs_no_torch() -> None:
     assert out.rstrip().endswith("IMPORTED []")
 
 
-@pytest.mark.parametrize("command", ["demo", "methods", "blocks", "schedule", "tasks", "lab"])
+@pytest.mark.parametrize(
+    "command",
+    "demo train eval resume sweep replay inspect export apply methods blocks schedule tasks bench lab".split(),
+)
 def test_every_subcommand_has_help(command: str) -> None:
     result = run(command, "--help")
     assert result.returncode == 0
@@ -106,12 +109,6 @@ def test_methods() -> None:
     table = run("methods").stdout
     assert all(name in table for name in METHODS)
     assert "Malladi" in run("methods", "mezo").stdout
-
-
-def test_the_demo_learns() -> None:
-    result = run("demo", "--steps", "700", "--seed", "1")
-    assert result.returncode == 0, result.stderr
-    assert "held-out accuracy" in result.stdout
 
 
 def test_a_pipe_that_closes_is_no_error() -> None:

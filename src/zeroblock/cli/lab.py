@@ -195,7 +195,7 @@ def blocks_of_a_model(
     if sketch and sketch < 5:
         raise ZeroBlockError(f"--sketch takes 5 vectors or more (or 0 for no bracket), got {sketch}")
     cut = by_name(partition)
-    module, tokenizer = models.load(model), models.tokenizer(model)
+    module, tokenizer = models.load(model, dtype="fp32", device="cpu"), models.tokenizer(model)
     n = len(cut(module))
     held, stream = _closures(module, tokenizer, task, data, batch, batches, max_tokens, seed)
     study = Depth(

@@ -204,7 +204,9 @@ def main() -> None:
     jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    with contextlib.suppress(KeyboardInterrupt):
+    from .shelf import keeping
+
+    with contextlib.suppress(KeyboardInterrupt), keeping():
         while job := jobs.get():
             error, sound = "", True
             with _printing_to(Path(job["log"])):

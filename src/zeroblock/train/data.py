@@ -1,0 +1,61 @@
+"""Which examples a step sees: a pure function of the data seed and of the step."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..noise import Key, uniform
+from ..task import Encoded
+
+DATA = 4
+"""A noise stream of its own, beside those of :mod:`zeroblock.noise`."""
+EPOCH, DEMONSTRATION = range(2)
+"""Probes of that stream: what is drawn."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Batches: one random permutation an epoch, cut into consecutive slices that may straddle two epochs.
+
+    Args:
+        examples: how many there are; fewer than a batch is fine.
+        size: of a batch.
+        seed: the data seed.
+
+    >>> order = Order(examples=5, size=3, seed=0)
+    >>> sorted(order.batch(0) + order.batch(1)[:2])
+    [0, 1, 2, 3, 4]
+    """
+
+    examples: int
+    size: int
+    seed: int
+
+    def batch(self, step: int) -> tuple[int, ...]:
+        """The examples' indices at a step."""
+        places = range(step * self.size, (step + 1) * self.size)
+        return tuple(shuffle(self.examples, self.seed, p // self.examples)[p % self.examples] for p in places)
+
+
+@functools.lru_cache(maxsize=4)
+def shuffle(n: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """A permutation of ``range(n)`` by the library's counter generator."""
+    return draw(n, n, Key(seed, epoch, EPOCH, DATA))
+
+
+def draw(k: int, n: int, key: Key) -> tuple[int, ...]:
+    """``k`` of ``range(n)`` without repetition, in random order."""
+    return tuple(int(i) for i in np.argsort(uniform(key, n), kind="stable")[:k])
+
+
+def fingerprint(encoded: Sequence[Encoded], labels: Sequence[int]) -> str:
+    """A digest of what the model is trained on: token ids and labels, in order."""
+    digest = hashlib.sha256()
+    for one, label in zip(encoded, labels, strict=True):
+        digest.update(repr((one.context, one.options, label)).encode())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,300 @@
+"""The loop: steps and evaluations from the first to the last, stopped and resumed at any point."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ZeroBlockError
+from ..journal import Header, Journal, Record, replay
+from . import snapshot
+from .config import BACKPROPAGATION, EXECUTION, Config
+from .data import Order
+from .evaluate import Evaluation
+from .folder import Folder, Measurement
+from .learner import ZerothOrder, learner
+from .rate import rate
+from .setting import Setting, prepare, resolve
+from .stop import Stop, Stopped
+from .summary import summarize
+from .track import Silent, Tracker, tracker
+from .view import Meter, Quiet, View, peak_memory
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    Args:
+        folder: where it is.
+        steps: that it has taken.
+        summary: as in ``summary.json``; None where it stopped before its end.
+        reason: why it stopped; empty where it finished.
+        code: the exit status that says so.
+    """
+
+    folder: Path
+    steps: int
+    summary: dict[str, Any] | None
+    reason: str = ""
+    code: int = 0
+
+
+def run(config: Config, out: str | Path, view: View | None = None) -> Result:
+    """Make a run in a folder of its own.
+
+    Args:
+        config: what to do.
+        out: the folder; one that holds a run is refused.
+        view: shows it; nothing does unless given.
+    """
+    folder = Folder(out)
+    folder.refuse()
+    return _begin(resolve(config), folder, view or Quiet())
+
+
+def resume(out: str | Path, view: View | None = None, **changes: Any) -> Result:
+    """Continue a run where it was stopped, bit for bit.
+
+    Args:
+        out: its folder.
+        view: shows it; nothing does unless given.
+        changes: settings of :data:`~zeroblock.train.config.EXECUTION` that shall differ from here on.
+    """
+    folder, view = Folder(out), view or Quiet()
+    config = folder.config.replace(**changes)
+    summary = folder.summary()
+    if summary is not None and folder.reported:
+        raise ZeroBlockError(f"the run in {folder.path} has finished: see {folder.path / 'summary.md'}")
+    if summary is not None:  # stopped in its last moments
+        folder.report()
+        return Result(folder.path, summary["steps"], summary)
+    if config.method == BACKPROPAGATION:
+        raise ZeroBlockError(
+            f"ft keeps no journal, so the run in {folder.path} cannot be continued: start it again with "
+            f"zeroblock train --config {folder.path / 'config.toml'} and another --out"
+        )
+    if not folder.journal.exists():  # stopped before its first step
+        return _begin(config, folder, view, again=True)
+    with Journal.open(folder.journal, fsync=config.fsync) as journal:
+        if journal.note:
+            view.note(journal.note)
+        setting = prepare(config, tell=view.note)
+        if journal.header.data != setting.fingerprint:
+            raise ZeroBlockError(
+                f"the training data are not those that the run in {folder.path} began with (fingerprint "
+                f"{journal.header.data}, now {setting.fingerprint}): bring them back, or begin a new run"
+            )
+        session = _Session(setting, folder, view, journal)
+        session.restore(journal.header, journal.records)
+        return session.go()
+
+
+def make(config: Config, out: str | Path, view: View | None = None) -> Result:
+    """Finish a run, whatever there is of it: nothing, a part, or all.
+
+    Args:
+        config: what it is; a folder that holds another run is refused.
+        out: its folder.
+        view: shows it; nothing does unless given.
+    """
+    folder, view, config = Folder(out), view or Quiet(), resolve(config)
+    if not folder.begun:
+        return _begin(config, folder, view)
+    changes = {name: getattr(config, name) for name in EXECUTION}
+    there = folder.config.replace(**changes)
+    if there != config:
+        differs = next(n for n, v in dataclasses.asdict(config).items() if getattr(there, n) != v)
+        raise ZeroBlockError(
+            f"{folder.path} holds a run with {differs} {getattr(there, differs)!r}, not {getattr(config, differs)!r}: "
+            "give another folder"
+        )
+    summary = folder.summary()
+    if summary is not None:
+        return Result(folder.path, summary["steps"], summary)
+    if config.method == BACKPROPAGATION or not folder.journal.exists():
+        return _begin(config, folder, view, again=True)
+    return resume(folder.path, view, **changes)
+
+
+def measure(config: Config, split: str, view: View | None = None) -> Evaluation:
+    """Evaluate a model as it is: zero-shot, or with demonstrations.
+
+    Args:
+        config: of the method ``zero-shot`` or ``icl``.
+        split: ``dev`` or ``test``.
+        view: shows it; nothing does unless given.
+    """
+    view = view or Quiet()
+    setting = prepare(resolve(config), splits=(split,), tell=view.note)
+    for note in setting.notes:
+        view.note(note)
+    exam = setting.exams[split]
+    with _memory():
+        return setting.evaluator(exam, check=lambda done: view.evaluating(0, split, done, len(exam.examples)))
+
+
+def _begin(config: Config, folder: Folder, view: View, again: bool = False) -> Result:
+    setting = prepare(config, tell=view.note)
+    folder.create(config, again=again)
+    session = _Session(setting, folder, view)
+    if not isinstance(session.learner, ZerothOrder):
+        return session.go()
+    header = Header.of(
+        session.learner.optimizer, model=config.model, task=config.task, data=setting.fingerprint,
+        method=config.method, random_weights=config.random_weights,
+    )  # fmt: skip
+    with Journal.create(folder.journal, header, fsync=config.fsync) as journal:
+        session.journal = journal
+        return session.go()
+
+
+class _Session:
+    """One sitting of a run.
+
+    Args:
+        setting: what it works on.
+        folder: where it writes.
+        view: shows it.
+        journal: takes the records; None where there is none.
+    """
+
+    def __init__(self, setting: Setting, folder: Folder, view: View, journal: Journal | None = None) -> None:
+        self.setting, self.folder, self.view, self.journal = setting, folder, view, journal
+        self.config = setting.config
+        self.records: list[Record] = []
+        self.learner = learner(self.config, setting.model, self._heard) if self.config.trains else None
+        self.meter = Meter(self.config.steps, self.learner.blocks if self.learner else ())
+        self.tracker: Tracker = Silent()
+        self.before = 0.0
+        self.start = time.monotonic()
+
+    @property
+    def steps(self) -> int:
+        return self.learner.steps if self.learner else 0
+
+    def restore(self, header: Header, records: list[Record]) -> None:
+        """Stand where the records end."""
+        assert isinstance(self.learner, ZerothOrder)
+        optimizer = self.learner.optimizer
+        header.check(optimizer)
+        snapshot.load(self.folder.snapshot, optimizer, len(records))
+        left = records[optimizer.steps :]
+        self.view.note(f"replaying {len(left)} of {len(records)} steps")
+        listener, optimizer.listener = optimizer.listener, None
+        replay(optimizer, left)
+        optimizer.flush()
+        optimizer.listener = listener
+        self.records = list(records)
+        self.folder.reopen(len(records))
+        self.before = max((one.elapsed for one in self.folder.measurements), default=0.0)
+
+    def go(self) -> Result:
+        """To the end, or to where it is stopped."""
+        for note in self.setting.notes:
+            self.view.note(note)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.view.close)
+            self.tracker = tracker(self.config.track, self.folder.path, dataclasses.asdict(self.config))
+            stack.callback(self.tracker.close)
+            stop = stack.enter_context(Stop(self.config.max_minutes))
+            stack.enter_context(_memory(f"zeroblock resume {self.folder.path}" if self.journal else ""))
+            stack.enter_context(self.folder.writing())
+            try:
+                self._go(stop)
+            except Stopped:
+                self._settle()
+                return Result(self.folder.path, self.steps, None, stop.reason, stop.code)
+            self._settle()
+            summary = self._summary()
+            self.folder.finish(summary)
+            return Result(self.folder.path, self.steps, summary)
+
+    def _go(self, stop: Stop) -> None:
+        config = self.config
+        order = Order(len(self.setting.train), config.batch_size * config.accumulate, config.data_seed)
+        due = frozenset(config.evaluations)
+        while True:
+            if self.steps in due:
+                self._evaluate(stop)
+            if self.learner is None or self.steps >= config.steps:
+                return
+            stop.check()
+            step = self.steps
+            self.learner.step(self.setting.closures(order.batch(step)), rate(config, step))
+            if config.snapshot_every and self.steps % config.snapshot_every == 0:
+                self._snapshot()
+
+    def _heard(self, record: Record) -> None:
+        if self.journal is not None:
+            self.journal.append(record)
+        self.records.append(record)
+        self.tracker.log(record.step + 1, {"loss": record.loss, "lr": record.lr})
+        self.view.step(self.meter.step(record))
+
+    def _evaluate(self, stop: Stop) -> None:
+        """Measure what has not been measured yet at this step."""
+        self._settle()
+        for split, exam in self.setting.exams.items():
+            if split in self.folder.at(self.steps):
+                continue
+
+            def check(done: int, split: str = split, n: int = len(exam.examples)) -> None:
+                stop.check()
+                self.view.evaluating(self.steps, split, done, n)
+
+            found = self.setting.evaluator(exam, check=check)
+            measurement = Measurement(self.steps, split, found, self.elapsed)
+            self.folder.measured(measurement)
+            self.view.measured(measurement)
+            self.tracker.log(self.steps, {f"{split}/{found.metric}": found.value, f"{split}/loss": found.loss})
+        self.meter.pause()
+
+    def _settle(self) -> None:
+        """Have every step told and written."""
+        if self.learner is not None:
+            self.learner.flush()
+            self.folder.steps(self.records)
+
+    def _snapshot(self) -> None:
+        if isinstance(self.learner, ZerothOrder):
+            self.learner.flush()
+            if self.journal is not None:
+                self.journal.sync()  # a snapshot must not know of steps that the journal may lose
+            snapshot.save(self.folder.snapshot, self.learner.optimizer)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds that the run has taken, earlier sittings counted up to their last evaluation."""
+        return self.before + time.monotonic() - self.start
+
+    def _summary(self) -> dict[str, Any]:
+        found = summarize(self.config, self.folder.measurements)
+        found |= {"steps": self.steps, "seconds": round(self.elapsed, 3), "peak_memory": peak_memory()}
+        if self.learner is not None:
+            found |= {"lr": self.config.lr, "seed": self.config.seed, "data_seed": self.config.data_seed}
+            found["blocks"] = len(self.learner.blocks)
+            found["skipped"] = sum(not all(map(math.isfinite, record.coeffs)) for record in self.records)
+        return found
+
+
+@contextlib.contextmanager
+def _memory(again: str = "") -> Iterator[None]:
+    """One line of advice where memory runs out; the weights are never touched while measuring."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "can't allocate memory" not in str(error):
+            raise
+        goes_on = f"; the steps taken are kept: {again} --max-tokens N" if again else ""
+        raise ZeroBlockError(
+            f"out of memory: lower --max-tokens (rows are split, the losses stay the same) or --batch-size{goes_on}"
+        ) from error
