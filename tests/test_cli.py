@@ -34,7 +34,23 @@ def test_help_needs_no_torch() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    "demo train eval resume sweep replay inspect export apply methods blocks schedule tasks bench lab".split(),
+    [
+        "demo",
+        "train",
+        "eval",
+        "resume",
+        "sweep",
+        "replay",
+        "inspect",
+        "export",
+        "apply",
+        "methods",
+        "blocks",
+        "schedule",
+        "tasks",
+        "bench",
+        "lab",
+    ],
 )
 def test_every_subcommand_has_help(command: str) -> None:
     result = run(command, "--help")
