@@ -18,8 +18,8 @@ from zeroblock.task.reviews import ARCHIVE, INNER, TABLE, cache, divide, parse
 def table(count):
     """Invented sentences: a third bad, a third in between, a bit more than a third good."""
     rated = [(f"Scene {i} drags.", -1.5) for i in range(count)]
-    rated += [(f"Scene {i} exists.", 0.4) for i in range(count)]
-    rated += [(f"Scene {i} sings.", 0.5) for i in range(count + 7)]
+    rated += [(f"Scene {i} exists.", 0.9) for i in range(count)]
+    rated += [(f"Scene {i} sings.", 1.0) for i in range(count + 7)]
     return "".join(f"{n}\t{rating}\t{sentence}\r\n" for n, (sentence, rating) in enumerate(rated, start=1))
 
 
@@ -68,7 +68,7 @@ def test_reviews_from_the_archive(offline):
     splits = TASKS["reviews"].load(seed=3)
     assert tuple(map(len, (splits.train, splits.dev, splits.test))) == (256, 64, 80)
     assert splits.test[0].context.endswith(". It was")
-    first = json.loads((offline / "reviews" / "train.jsonl").read_text().splitlines()[0])
+    first = json.loads((offline / "reviews-1.0" / "train.jsonl").read_text().splitlines()[0])
     assert set(first) == {"sentence", "label"}
     (offline / ARCHIVE).unlink()  # the second time nothing is fetched or unpacked
     assert TASKS["reviews"].load(seed=3) == splits
@@ -113,7 +113,7 @@ def test_the_real_sentences():
     if not (cache() / ARCHIVE).is_file():
         pytest.skip("the reviews have not been fetched")
     splits = TASKS["reviews"].load(seed=0)
-    assert tuple(map(len, (splits.train, splits.dev, splits.test))) == (8490, 500, 1000)
+    assert tuple(map(len, (splits.train, splits.dev, splits.test))) == (7648, 500, 1000)
     assert Counter(example.label for example in splits.test) == {0: 500, 1: 500}
     texts = [example.context for part in (splits.train, splits.dev, splits.test) for example in part]
     assert len(set(texts)) == len(texts)
