@@ -360,6 +360,18 @@ def test_a_full_disk(changes: dict[str, int], room: int, message: str, llama: Pa
     assert (tmp_path / "run" / "summary.md").exists()
 
 
+@pytest.mark.parametrize("cut", [1, 2, 40], ids=["its end", "its last brace", "half of it"])
+def test_an_evaluation_whose_line_is_torn_is_made_again(cut: int, llama: Path, data: Path, tmp_path: Path) -> None:
+    """Its step lies behind the journal's end: the replay stops there."""
+    config = settings(llama, data, eval_every=2, snapshot_every=5)
+    whole = run(config, tmp_path / "whole")
+    run(config, tmp_path / "run", Kill(6))
+    file = tmp_path / "run" / "metrics.jsonl"
+    file.write_bytes(file.read_bytes()[:-cut])
+    resume(tmp_path / "run")
+    assert kept(whole.folder) == kept(tmp_path / "run")
+
+
 def test_a_folder_that_cannot_be_written(llama: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ZeroBlockError, match=r"cannot write to .* or give another --out"):

@@ -148,6 +148,8 @@ class Folder:
                 found = json.loads(line)
             except json.JSONDecodeError:
                 break
+            if not line.endswith("\n"):  # what is added next would join it
+                break
             if found["step"] <= steps:
                 kept.append(line)
                 self.measurements.append(Measurement.of(found))

@@ -171,6 +171,7 @@ class _Session:
         self.setting, self.folder, self.view, self.journal = setting, folder, view, journal
         self.config = setting.config
         self.records: list[Record] = []
+        self.left: list[Record] = []
         self.learner = learner(self.config, setting.model, self._heard) if self.config.trains else None
         self.meter = Meter(self.config.steps, self.learner.blocks if self.learner else ())
         self.tracker: Tracker = Silent()
@@ -182,20 +183,28 @@ class _Session:
         return self.learner.steps if self.learner else 0
 
     def restore(self, header: Header, records: list[Record]) -> None:
-        """Stand where the records end."""
+        """Stand where the records end, or where an evaluation of theirs was lost: :meth:`_catch_up` does the rest."""
         assert isinstance(self.learner, ZerothOrder)
         optimizer = self.learner.optimizer
         header.check(optimizer)
-        snapshot.load(self.folder.snapshot, optimizer, len(records))
-        left = records[optimizer.steps :]
-        self.view.note(f"replaying {len(left)} of {len(records)} steps")
-        listener, optimizer.listener = optimizer.listener, None
-        replay(optimizer, left)
-        optimizer.flush()
-        optimizer.listener = listener
-        self.records = list(records)
         self.folder.reopen(len(records))
         self.before = max((one.elapsed for one in self.folder.measurements), default=0.0)
+        splits = set(self.setting.exams)
+        lost = [step for step in self.config.evaluations if step < len(records) and splits - self.folder.at(step)]
+        snapshot.load(self.folder.snapshot, optimizer, min([len(records), *lost]))
+        self.records, self.left = list(records), records[optimizer.steps :]
+        self.view.note(f"replaying {len(self.left)} of {len(records)} steps")
+
+    def _catch_up(self, due: frozenset[int]) -> None:
+        """Replay to the end of the records, or to the next evaluation."""
+        assert isinstance(self.learner, ZerothOrder)
+        optimizer = self.learner.optimizer
+        count = min([len(self.left), *(step - self.steps for step in due if step > self.steps)])
+        listener, optimizer.listener = optimizer.listener, None
+        replay(optimizer, self.left[:count])
+        optimizer.flush()
+        optimizer.listener = listener
+        self.left = self.left[count:]
 
     def go(self) -> Result:
         """To the end, or to where it is stopped."""
@@ -228,6 +237,9 @@ class _Session:
             if self.learner is None or self.steps >= config.steps:
                 return
             stop.check()
+            if self.left:
+                self._catch_up(due)
+                continue
             step = self.steps
             self.learner.step(self.setting.closures(order.batch(step)), rate(config, step))
             if config.snapshot_every and self.steps % config.snapshot_every == 0:
