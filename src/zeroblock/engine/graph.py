@@ -97,6 +97,7 @@ class Graphs:
         last = torch.tensor([lr], dtype=torch.float64).view(torch.int64)
         host = torch.cat([row.flat(), labels, torch.tensor([optimizer.steps, turn, 1]), last]).pin_memory()
         if optimizer is not self._owner:
+            torch.cuda.synchronize(objective.engine.device)  # none is dropped while it runs
             self._steps.clear()
             self._pool, self.shared = None, 0  # a pool goes with its last graph
             self._owner = optimizer
@@ -183,4 +184,5 @@ class Graphs:
     def _keep(self, key: tuple[object, ...], captured: _Captured) -> None:
         self._steps[key] = captured
         while len(self._steps) > 1 and (self._own > self.limit or len(self._steps) > self.most):
+            torch.cuda.synchronize(captured.inputs.device)
             self._steps.popitem(last=False)
