@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from decoder import BATCH, LABELS, decoder
+from decoder import BATCH, CONFIGS, LABELS, decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_engine_equality import slow_scores
@@ -82,6 +82,35 @@ def test_a_model_that_cannot_be_packed_is_padded_and_says_so(family: str) -> Non
     optimizer.step(engine.objective(BATCH, LABELS))
     assert optimizer.record.losses[0] != optimizer.record.losses[1]
     assert same(before, snapshot(model))
+
+
+class Shifted(transformers.LlamaForCausalLM):
+    """A parameter that no module of its own reads."""
+
+    def __init__(self, config) -> None:
+        super().__init__(config)
+        self.shift = torch.nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        out.logits = out.logits + self.shift
+        return out
+
+
+def test_a_model_that_cannot_be_forked_says_so_once_and_goes_on() -> None:
+    torch.manual_seed(0)
+    model = Shifted(CONFIGS["llama"]()).eval()
+    engine = Engine(model)
+    objective = engine.objective(BATCH, LABELS)
+    forked, sequential = (zb.mezo_bcd(model, lr=0.0, eps=1e-2) for _ in range(2))
+    with pytest.warns(zb.ZeroBlockWarning, match="one point after another") as told:
+        for _ in forked.blocks:
+            forked.step(objective)
+            sequential.step(lambda: objective())
+            assert forked.record.losses[0] != forked.record.losses[1]
+            assert forked.record.losses == pytest.approx(sequential.record.losses, abs=2e-6)
+    assert len(told) == 1
+    assert "shift" in engine.why
 
 
 def test_a_compiled_model_is_politely_refused() -> None:

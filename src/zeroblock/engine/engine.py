@@ -18,7 +18,7 @@ from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..optimizer import ZeroOrder, evaluation
 from ..task.encoding import Encoded
 from .attention import attending, configs
-from .fork import Anatomy, forking
+from .fork import Anatomy, ForkError, forking
 from .graph import Graphs
 from .pack import Padded, Row, cost, pack, pad, split
 
@@ -83,6 +83,13 @@ class Engine:
                 ZeroBlockWarning,
                 stacklevel=2,
             )
+
+    def unfork(self, why: str) -> None:
+        """Measure one point after another from here on, and say why."""
+        self.forked, self.graphs, self.why = False, None, why
+        warnings.warn(
+            f"{type(self.model).__name__} is measured one point after another: {why}", ZeroBlockWarning, stacklevel=6
+        )
 
     def objective(self, batch: Sequence[Encoded], labels: Sequence[int], over: Over = "options") -> Objective:
         """The mean loss of a batch, to be called or to be handed to ``ZeroOrder.step``.
@@ -202,10 +209,13 @@ class Objective:
     @torch.no_grad()
     def at(self, points: Sequence[Point]) -> list[float]:
         """The loss at each point."""
-        if not self.engine.forked:
-            return visit(points, lambda: float(self()))
-        losses: list[float] = self.losses(points).tolist()
-        return losses
+        if self.engine.forked:
+            try:
+                losses: list[float] = self.losses(points).tolist()
+                return losses
+            except ForkError as error:
+                self.engine.unfork(str(error))
+        return visit(points, lambda: float(self()))
 
     def submit(self, optimizer: ZeroOrder) -> Tensor | None:
         """Take a whole step on the device without waiting for it, as a captured graph; None where that is not possible.

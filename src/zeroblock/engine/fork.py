@@ -31,6 +31,10 @@ PAIR = 1024
 Forward = Callable[..., Any]
 
 
+class ForkError(ZeroBlockError):
+    """A model reads its weights, or returns its rows, in a way that cannot be forked."""
+
+
 class Anatomy:
     """Where a model reads its parameters: in which layer, or in which modules outside the layers."""
 
@@ -57,7 +61,7 @@ class Anatomy:
             layer = self.layer.get(member.name)
             for module in [layer] if layer is not None else self.owners[member.name]:
                 if layer is None and any(True for _ in module.children()):
-                    raise ZeroBlockError(f"{member.name!r} is read by a module that holds others")
+                    raise ForkError(f"{member.name!r} belongs to a module that holds others")
                 found.setdefault(id(module), (module, []))[1].append(member)
         return list(found.values())
 
@@ -260,4 +264,4 @@ def _join(outs: Sequence[Any]) -> Any:
         return tuple(_join(parts) for parts in zip(*outs, strict=True))
     if first is None:
         return None
-    raise ZeroBlockError(f"a layer returned {type(first).__name__}, which has no rows")
+    raise ForkError(f"a layer returned {type(first).__name__}, which has no rows")
