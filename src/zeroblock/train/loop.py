@@ -149,7 +149,7 @@ def _begin(config: Config, folder: Folder, view: View, again: bool = False) -> R
     if not isinstance(session.learner, ZerothOrder):
         return session.go()
     header = Header.of(
-        session.learner.optimizer, model=config.model, task=config.task, data=setting.fingerprint,
+        session.learner.optimizer, model=config.model, task=Path(config.task).name, data=setting.fingerprint,
         method=config.method, random_weights=config.random_weights,
     )  # fmt: skip
     with Journal.create(folder.journal, header, fsync=config.fsync) as journal:
