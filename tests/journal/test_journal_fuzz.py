@@ -66,13 +66,13 @@ def test_bytes_changed_moved_cut_and_added_at_random(whole: tuple[bytes, list[Re
                     changed += draw.randbytes(draw.randrange(100))
                 case 5 if b > a:
                     changed[a] ^= 1 << draw.randrange(8)
-        check(bytes(changed), truth)
+        assert check(bytes(changed), truth) <= len(truth)
 
 
 @SETTINGS
 @given(st.binary(max_size=400))
 def test_any_bytes(data: bytes) -> None:
-    check(data, [])
+    assert check(data, []) == 0
 
 
 def framed(text: bytes, records: bytes = b"") -> bytes:
@@ -91,7 +91,7 @@ JSON = st.recursive(
 @SETTINGS
 @given(st.binary(max_size=300), st.binary(max_size=100))
 def test_any_header_with_a_right_checksum(text: bytes, records: bytes) -> None:
-    check(framed(text, records), [])
+    assert check(framed(text, records), []) == 0
 
 
 @SETTINGS
