@@ -95,7 +95,7 @@ def normal(
         offset: global offset of the first element.
         shape: shape of the result.
         device: where to put it.
-        dtype: dtype of the result, fp32 by default; noise is computed in fp32.
+        dtype: dtype of the result, fp32 by default; noise is computed in fp32 and rounded to nearest.
         distribution: NORMAL, or RADEMACHER for signs.
 
     Returns:
@@ -108,9 +108,8 @@ def normal(
 
     from . import ops
 
-    out = torch.empty(shape, dtype=torch.float32, device=device)
-    ops.fill_(out.view(-1), key, offset=offset, distribution=distribution)
-    return out if dtype is None else out.to(dtype)
+    out = torch.empty(shape, dtype=dtype or torch.float32, device=device)
+    return ops.fill_(out, key, offset=offset, distribution=distribution)
 
 
 def uniform(key: Key, n: int, offset: int = 0) -> list[float]:

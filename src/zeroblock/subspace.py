@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import ops
 from .errors import ZeroBlockError
-from .noise import BASIS, Distribution, Key, Rounding, normal
+from .noise import BASIS, Distribution, Key, Rounding
 from .rule import Adam
 
 CHUNK = 1 << 22
@@ -165,14 +165,18 @@ class Factored:
     def size(self) -> int:
         return self.shape[0] * self.rank
 
-    def factor(self, device: torch.device) -> Tensor:
-        """V, (n, r), regenerated."""
-        key = self.key.to(stream=BASIS)
-        return normal(key, self.offset, (self.shape[1], self.rank), device=device, distribution=self.distribution)
+    def factor(self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+        """scale·V, (n, r), regenerated."""
+        out = torch.empty((self.shape[1], self.rank), dtype=dtype, device=device)
+        return self.draw_(out, self.key.to(stream=BASIS), scale)
 
     def draw(self, key: Key, device: torch.device) -> Tensor:
         """U, (m, r)."""
-        return normal(key, self.offset, (self.shape[0], self.rank), device=device, distribution=self.distribution)
+        return self.draw_(torch.empty((self.shape[0], self.rank), device=device), key, 1.0)
+
+    def draw_(self, out: Tensor, key: Key, alpha: ops.Alpha) -> Tensor:
+        """out ← Σₖ alpha[k]·U_k; out is (m, r) of any dtype, and only written."""
+        return ops.fill_(out, key, alpha, offset=self.offset, distribution=self.distribution)
 
     def perturbed(self, param: Tensor, key: Key, eps: float, rounding: Rounding) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
@@ -183,9 +187,7 @@ class Factored:
     def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float, rounding: Rounding) -> None:
         if decay == 1.0 and not isinstance(alphas, Tensor) and not any(alphas):
             return
-        z = torch.zeros((self.shape[0], self.rank), device=param.device)
-        for k in range(len(alphas)):  # product and sum rounded apart, as on any device
-            z += self.draw(self._update_key(key.to(probe=key.probe + k)), param.device) * alphas[k]
+        z = self.draw_(torch.empty((self.shape[0], self.rank), device=param.device), self._update_key(key), alphas)
         self._lift_(param, z, 1.0, key, decay, rounding)
 
     def _lift_(self, param: Tensor, z: Tensor, alpha: float, key: Key, decay: float, rounding: Rounding) -> None:

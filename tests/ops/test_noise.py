@@ -47,9 +47,26 @@ def test_words_and_normals_agree_to_the_bit(kernel, n: int, offset: int) -> None
         pytest.skip("the interpreter is slow; a whole and a ragged tile are covered")
     for distribution in Distribution:
         out = torch.empty(n, device=device(kernel))
-        kernel.fill_(out, Key(2**63 + 5, 2**31 + 1, 3), offset=offset, distribution=distribution)
-        expected = torch.from_numpy(reference.draw(Key(2**63 + 5, 2**31 + 1, 3), offset, n, distribution))
+        key = Key(2**63 + 5, 2**31 + 1, 3)
+        kernel.fill_(out, key, (1.0,), offset=offset, distribution=distribution)
+        expected = torch.from_numpy(reference.draw(key, offset, n, distribution))
         assert torch.equal(bits(out), bits(expected))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("alphas", [(0.3,), (-2e-2, 0.1, 0.7)], ids=str)
+def test_noise_is_written_scaled_and_in_any_dtype(kernel, dtype: torch.dtype, alphas: tuple[float, ...]) -> None:
+    key, n = Key(4, 9, 1), 1031
+    out = torch.full((n,), 7.0, dtype=dtype, device=device(kernel))
+    kernel.fill_(out, key, alphas, offset=13, distribution=Distribution.NORMAL)
+    draws = [torch.from_numpy(reference.draw(key.to(probe=1 + k), 13, n)).double() for k in range(len(alphas))]
+    wide = dtype == torch.float64
+    exact = sum(u * (a if wide else float(torch.tensor(a))) for u, a in zip(draws, alphas, strict=True))
+    unit = torch.finfo(dtype).eps * (1 if len(alphas) == 1 else 4)
+    assert ((out.cpu().double() - exact).abs() <= unit * exact.abs() + 1e-7).all()
+    if len(alphas) == 1 and not wide:  # rounded once to fp32, once to nearest
+        assert torch.equal(bits(out), bits((draws[0].float() * alphas[0]).to(dtype)))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

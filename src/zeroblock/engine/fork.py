@@ -194,14 +194,10 @@ class _Fork:
         """√ε·V of (n, r), and ±√ε·U for each point, (R, m, r), in the matrix's dtype."""
         size = max(abs(point.scale) for point in self.points)
         root = math.sqrt(size)  # shared by both factors: neither product leaves the range of 16 bits
-        drawn: dict[int, Tensor] = {}
-        us = []
-        for point in self.points:
-            key = point.direction.key
-            if key.probe not in drawn:
-                drawn[key.probe] = basis.draw(key, matrix.device)
-            us.append(drawn[key.probe] * (point.scale / root))
-        return (basis.factor(matrix.device) * root).to(matrix.dtype), torch.stack(us).to(matrix.dtype)
+        us = torch.empty((len(self.points), basis.shape[0], basis.rank), dtype=matrix.dtype, device=matrix.device)
+        for u, point in zip(us, self.points, strict=True):
+            basis.draw_(u, point.direction.key, point.scale / root)
+        return basis.factor(matrix.device, root, matrix.dtype), us
 
     def _copies(self, members: Sequence[Member]) -> Iterator[list[Tensor]]:
         """For each point the active tensors of a module there."""

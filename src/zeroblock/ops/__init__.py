@@ -35,6 +35,9 @@ __all__ = [
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 PIECE = 1 << 22  # elements of a strided tensor that are copied at a time
 
+Alpha = float | Sequence[float] | Tensor
+"""One coefficient, or one a probe; on a GPU also an fp32 tensor of them."""
+
 
 def backend(device: torch.device) -> ModuleType:
     """The module that serves a device."""
@@ -51,6 +54,10 @@ def _check(param: Tensor) -> None:
     if param.dtype not in DTYPES:
         names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
         raise TypeError(f"weights of dtype {param.dtype} cannot be perturbed; supported: {names}")
+
+
+def _alphas(alpha: Alpha) -> tuple[float, ...] | Tensor:
+    return (alpha,) if isinstance(alpha, (int, float)) else alpha if isinstance(alpha, Tensor) else tuple(alpha)
 
 
 def _pieces(x: Tensor, start: int = 0) -> Iterator[tuple[Tensor, int]]:
@@ -78,17 +85,32 @@ def _inplace(x: Tensor, run: Callable[[Tensor, int], None]) -> None:
         part.copy_(copy)
 
 
-def fill_(out: Tensor, key: Key, *, offset: int = 0, distribution: Distribution = Distribution.NORMAL) -> Tensor:
-    """out[i] ← u[offset + i], row-major; out is contiguous fp32 of any shape."""
+def fill_(
+    out: Tensor,
+    key: Key,
+    alpha: Alpha = 1.0,
+    *,
+    offset: int = 0,
+    distribution: Distribution = Distribution.NORMAL,
+) -> Tensor:
+    """out[i] ← Σₖ alpha[k]·u_k[offset + i], row-major, in fp32 and then rounded to nearest.
+
+    Args:
+        out: contiguous, of any shape and dtype of weights; only written.
+        key, alpha, offset, distribution: as in ``add_noise_``.
+
+    Returns:
+        ``out``.
+    """
     if out.numel():
-        backend(out.device).fill_(out.view(-1), key, offset=offset, distribution=distribution)
+        backend(out.device).fill_(out.view(-1), key, _alphas(alpha), offset=offset, distribution=distribution)
     return out
 
 
 def add_noise_(
     param: Tensor,
     key: Key,
-    alpha: float | Sequence[float] | Tensor,
+    alpha: Alpha,
     *,
     offset: int = 0,
     decay: float = 1.0,
@@ -112,7 +134,7 @@ def add_noise_(
         ``param``.
     """
     _check(param)
-    alphas = (alpha,) if isinstance(alpha, (int, float)) else alpha if isinstance(alpha, Tensor) else tuple(alpha)
+    alphas = _alphas(alpha)
     if decay == 1.0 and not isinstance(alphas, Tensor) and not any(alphas):
         return param  # not even the sign of a zero changes
     module = backend(param.device)

@@ -372,10 +372,10 @@ def _words(key: Key) -> np.ndarray:
 KINDS = {torch.float32: SINGLE, torch.float64: DOUBLE, torch.bfloat16: BFLOAT, torch.float16: HALF}
 
 
-def fill_(out: Tensor, key: Key, *, offset: int, distribution: Distribution) -> None:
-    """out[i] ← u[offset + i]; out is flat fp32."""
+def fill_(out: Tensor, key: Key, alphas: tuple[float, ...], *, offset: int, distribution: Distribution) -> None:
+    """out[i] ← Σₖ alphas[k]·u_{probe + k}[offset + i], rounded to nearest; out is flat."""
     out.zero_()
-    add_noise_(out, out, key, (1.0,), offset=offset, decay=1.0, mask=None, distribution=distribution,
+    add_noise_(out, out, key, alphas, offset=offset, decay=1.0, mask=None, distribution=distribution,
                rounding=Rounding.NEAREST)  # fmt: skip
 
 

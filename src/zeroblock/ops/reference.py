@@ -141,9 +141,11 @@ def _load(x: Tensor) -> NDArray[np.floating]:
     return x.detach().to("cpu", wide).numpy()
 
 
-def fill_(out: Tensor, key: Key, *, offset: int, distribution: Distribution) -> None:
-    """out[i] ← u[offset + i]; out is flat fp32."""
-    out.copy_(torch.from_numpy(draw(key, offset, out.numel(), distribution)))
+def fill_(out: Tensor, key: Key, alphas: tuple[float, ...], *, offset: int, distribution: Distribution) -> None:
+    """out[i] ← Σₖ alphas[k]·u_{probe + k}[offset + i], rounded to nearest; out is flat."""
+    out.zero_()
+    add_noise_(out, out, key, alphas, offset=offset, decay=1.0, mask=None, distribution=distribution,
+               rounding=Rounding.NEAREST)  # fmt: skip
 
 
 def add_noise_(

@@ -33,6 +33,7 @@ from .spec import (
 
 GROUPS = 512  # lanes of a program, eight elements each; 256 with 2 warps is as fast
 WARPS = 4
+FEW = 64  # tiles that are launched at once, with bounds
 ADAM_GROUPS = 128  # lanes of an Adam program: three tensors and two draws fill the registers
 NONE, MAGNITUDE, BERNOULLI = range(3)
 MASKS = {type(None): NONE, Magnitude: MAGNITUDE, Bernoulli: BERNOULLI}
@@ -359,14 +360,14 @@ def clocked(clock: Tensor) -> Iterator[None]:
 def _tiles(n: int, offset: int, groups: int = GROUPS) -> tuple[tuple[int, int, int], list[tuple[int, int, bool]]]:
     """Where the tiles of [offset, offset + n) lie, and launches (first tile, tiles, whole).
 
-    Whole tiles need no bounds, which saves a tenth of the time; a small tensor is one launch with bounds.
+    Whole tiles need no bounds, which saves a tenth of the time; a tensor of few tiles is one launch with bounds.
     """
     group, shift = divmod(offset, 8)
     lead = group % groups
     before = lead * 8 + shift
     tiles, full = triton.cdiv(before + n, groups * 8), (before + n) // (groups * 8)
     start = 1 if before else 0
-    if full - start < 4:
+    if full - start < FEW:
         launches = [(0, tiles, False)]
     else:
         launches = [(0, start, False), (start, full - start, True), (full, tiles - full, False)]
@@ -378,9 +379,11 @@ def _coeffs(like: Tensor, *values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).to(like.device, non_blocking=True)
 
 
-def fill_(out: Tensor, key: Key, *, offset: int, distribution: Distribution) -> None:
-    """out[i] ← u[offset + i]; out is flat fp32."""
-    _launch(out, None, None, key, (1.0,), offset, 1.0, None, distribution, False, False)
+def fill_(
+    out: Tensor, key: Key, alphas: tuple[float, ...] | Tensor, *, offset: int, distribution: Distribution
+) -> None:
+    """out[i] ← Σₖ alphas[k]·u_{probe + k}[offset + i], rounded to nearest; out is flat."""
+    _launch(out, None, None, key, alphas, offset, 1.0, None, distribution, False, False)
 
 
 def add_noise_(
