@@ -207,9 +207,10 @@ class ZeroOrder(torch.optim.Optimizer):
         if submit is None or not self.capturable:
             return None
         with _uninterrupted():
-            if self.rule.state:
+            if self.rule.state:  # memory that outlives the step, and so is not taken while it is captured
                 for member in self.members:
                     self._state(*member)
+                _ = self._device_clock
             numbers: Tensor | None = submit(self)
             if numbers is None:
                 return None
@@ -303,9 +304,18 @@ class ZeroOrder(torch.optim.Optimizer):
             self._device_clock[0].zero_()
 
     def _place(self) -> None:
+        self.members = self.members_of(self.block)
+
+    def members_of(self, block: int) -> list[Member]:
+        """The tensors of a block with the bases that they have, or would have, in this turn."""
         key = Key(self.seed, self._turn * self.interval)
-        names = self.blocks[self.block].params
-        self.members = [Member(n, self.params[n], self._basis(n, key)) for n in names]
+        return [Member(n, self.params[n], self._basis(n, key)) for n in self.blocks[block].params]
+
+    def places(self) -> tuple[int, ...]:
+        """Where the active tensors and their states lie: what a captured step reads and writes."""
+        states = (self.state[member.param] for member in self.members if member.param in self.state)
+        moments = (value.data_ptr() for state in states for value in state.values() if isinstance(value, Tensor))
+        return (*(member.param.data_ptr() for member in self.members), *moments)
 
     def _basis(self, name: str, key: Key) -> Basis:
         param = self.params[name]
@@ -395,8 +405,12 @@ class ZeroOrder(torch.optim.Optimizer):
         assert isinstance(self.rule, Adam)
         device = self.members[0].param.device
         table = [(1.0, 1.0), *(self.rule.corrections(t) for t in range(1, self.interval + 1))]
-        done = next((s["t"] for s in self.state.values() if s), 0)
-        return torch.tensor([done], device=device), torch.tensor(table, dtype=torch.float64, device=device)
+        return torch.tensor([self._taken], device=device), torch.tensor(table, dtype=torch.float64, device=device)
+
+    @property
+    def _taken(self) -> int:
+        """Steps of this turn that the rule has seen."""
+        return next((int(state["t"]) for state in self.state.values() if state), 0)
 
     def descend(self, alphas: Alphas, lr: float) -> None:
         """θ ← (1 - lr·λ)·θ + P Σₖ alphas[k]·z_k on the active block, in one pass."""
@@ -493,7 +507,6 @@ class ZeroOrder(torch.optim.Optimizer):
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
         self._forget()
-        vars(self).pop("_device_clock", None)
         self._place()
         for name, param in self.params.items():
             for key, value in state_dict["state"].get(name, {}).items():
@@ -501,6 +514,8 @@ class ZeroOrder(torch.optim.Optimizer):
                     self.state[param][key] = self._room(value.numel(), value.dtype, param.device).copy_(value)
                 else:
                     self.state[param][key] = value
+        if "_device_clock" in vars(self):  # captured steps hold on to it
+            self._device_clock[0].fill_(self._taken)
 
 
 @contextlib.contextmanager

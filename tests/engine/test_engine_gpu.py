@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 
 import pytest
 import torch
+import transformers
 from decoder import BATCH, CONFIGS, LABELS, decoder
 
 import zeroblock as zb
@@ -92,6 +94,57 @@ def test_a_run_with_moments_goes_on_from_its_state() -> None:
         assert engine.graphs.captures > 0
         ends.append(snapshot(model))
     assert same(*ends)
+
+
+def test_a_state_is_loaded_under_captured_steps() -> None:
+    """The graphs stay, and read what was loaded."""
+    model = decoder("llama-tied", torch.bfloat16).cuda()
+    engine, optimizer = Engine(model), zb.mezo_bcd_adam(model, lr=1e-3, eps=1e-2, interval=7)
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.step(engine.objective(BATCH, LABELS))
+        optimizer.flush()
+
+    run(10)
+    state, weights = copy.deepcopy(optimizer.state_dict()), snapshot(model)
+    run(30)
+    end, captures = snapshot(model), engine.graphs.captures
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            param.copy_(weights[name])
+    optimizer.load_state_dict(state)
+    run(30)
+    assert same(end, snapshot(model))
+    assert engine.graphs.captures == captures > 0
+
+
+def test_one_short_example() -> None:
+    model = decoder("llama").cuda()
+    engine, optimizer = Engine(model), zb.mezo_bcd(model, lr=1e-3)
+    example = Encoded((3,), ((4,), (5,)))
+    optimizer.step(engine.objective([example], [0]))
+    optimizer.flush()
+    assert math.isfinite(optimizer.record.loss)
+
+
+def test_graphs_and_their_trials_compute_in_one_place() -> None:
+    """A pool has room for the largest block's two copies, whichever came first; nothing is held beside it."""
+    config = transformers.OPTConfig(
+        vocab_size=60_000, hidden_size=256, word_embed_proj_dim=256, ffn_dim=1024, num_hidden_layers=3,
+        num_attention_heads=4,
+    )  # fmt: skip
+    model = transformers.OPTForCausalLM(config).eval().cuda()
+    engine, optimizer = Engine(model), zb.mezo_bcd(model, lr=0.0, schedule=zb.Descending())
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(len(optimizer.blocks)):
+        optimizer.step(engine.objective(BATCH, LABELS))
+    optimizer.flush()
+    largest = max(sum(optimizer.params[name].nbytes for name in block.params) for block in optimizer.blocks)
+    assert 2 * largest <= engine.graphs.shared < 2.2 * largest + (48 << 20)
+    assert torch.cuda.memory_reserved() - before < engine.graphs.shared + (24 << 20)
 
 
 def test_the_oldest_graphs_make_room() -> None:

@@ -53,6 +53,32 @@ def test_words_and_normals_agree_to_the_bit(kernel, n: int, offset: int) -> None
         assert torch.equal(bits(out), bits(expected))
 
 
+@pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
+@pytest.mark.parametrize(("n", "offset"), [(4096, 0), (4096 + 5, 2**33 + 7), (4093, 3)])
+def test_whole_and_ragged_tiles_agree_to_the_bit(small: bool, n: int, offset: int, monkeypatch) -> None:
+    """Large tensors are launched as a ragged, several whole and another ragged tile; here with few lanes a tile."""
+    monkeypatch.setattr(triton, "SMALL", 1 << 18 if small else 0)
+    monkeypatch.setattr(triton, "GROUPS", 64)
+    monkeypatch.setattr(triton, "FEW", 4)
+    launches = triton._tiles(n, offset, 64)[1]
+    assert [whole for _, _, whole in launches].count(True) == 1
+    x, key = weights(n, torch.float16), Key(1, 2)
+    for run in (
+        lambda module, t: module.add_noise_(
+            t, t, key, (1e-2,), offset=offset, decay=1.0, mask=None, distribution=Distribution.NORMAL,
+            rounding=Rounding.STOCHASTIC,
+        ),
+        lambda module, t: module.add_(
+            t, torch.linspace(-1, 1, n, device=t.device), 0.1, key.to(stream=ROUNDING), offset=offset, decay=0.9,
+            rounding=Rounding.STOCHASTIC,
+        ),
+    ):  # fmt: skip
+        ours, theirs = x.to(WHERE).clone(), x.clone()
+        run(triton, ours)
+        run(reference, theirs)
+        assert torch.equal(bits(ours), bits(theirs))
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("alphas", [(0.3,), (-2e-2, 0.1, 0.7)], ids=str)

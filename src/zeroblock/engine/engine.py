@@ -131,7 +131,7 @@ class Engine:
         """What a row's lengths are rounded up to: those of captured rows to few different ones, a sixteenth apart."""
         if self.graphs is None or not self.graphs.pays(tokens, self.weights):
             return (16 if self.device.type == "cuda" else 1), 1  # tensor cores want multiples of 8
-        return max(32, 1 << (tokens.bit_length() - 5)), 16
+        return max(32, 1 << max(0, tokens.bit_length() - 5)), 16
 
     def totals(self, row: Row | Padded, points: Sequence[Point] = ()) -> Tensor:
         """(R, O): the log-probability of each option at each point, or once at the weights as they are."""

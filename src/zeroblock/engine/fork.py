@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -92,6 +92,23 @@ def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int) -> Iterator[
             else:
                 one.forward = before
         torch.set_autocast_cache_enabled(cached)
+
+
+def scratch(anatomy: Anatomy, blocks: Iterable[Sequence[Member]], points: Sequence[Point], tokens: int) -> int:
+    """Bytes of perturbed copies that exist at a time in a pass at such points, whichever block is active.
+
+    Args:
+        anatomy: of the model that will run.
+        blocks: the members of every block.
+        points: as in :func:`forking`.
+        tokens: of the row that will run.
+    """
+    sizes = [
+        sum(member.param.nbytes for member in members if isinstance(member.basis, Elementwise))
+        for block in blocks
+        for _, members in anatomy.stages(block)
+    ]
+    return max(sizes) * (2 if _Fork(points, tokens).mirrored else 1)
 
 
 class _Fork:
@@ -182,7 +199,7 @@ class _Fork:
             lead = x.shape[:-1] if self.parted else (rows, *x.shape[1:-1])
             x = self._rows(x).reshape(rows, -1, x.shape[-1])  # experts see the rows end to end
             y = F.linear(x, matrix.T if transposed else matrix, plain)
-            y = torch.baddbmm(y, x @ left, right)
+            y.baddbmm_(x @ left, right.to(y.dtype))  # autocast does not see to operations in place
             if bias is not None:
                 y += torch.stack([copy for (copy,) in self._copies([bias])])[:, None]
             self.parted = True

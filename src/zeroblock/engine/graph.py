@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -17,11 +18,13 @@ from torch import Tensor
 
 from ..errors import ZeroBlockWarning
 from ..estimator import Finite
+from .fork import scratch
 from .pack import Row
 
 if TYPE_CHECKING:
+    from ..direction import Point
     from ..optimizer import ZeroOrder
-    from .engine import Objective
+    from .engine import Engine, Objective
 
 WORK = 1e13
 """Tokens × weights from which a row keeps the device busy without a graph: some 800 tokens at 13B."""
@@ -33,8 +36,9 @@ MOST = 2048
 
 
 class _Captured(NamedTuple):
-    """A graph, what it reads and what it writes; the bytes are those of the graph itself."""
+    """A graph, what it computes in, reads and writes; the bytes are those of the graph itself."""
 
+    pool: torch.cuda.MemPool  # first, for a tuple lets go of its last member first: a pool outlives its graphs
     graph: torch.cuda.CUDAGraph
     inputs: Tensor
     numbers: Tensor
@@ -59,7 +63,7 @@ class Graphs:
         """Why steps are not captured; empty where they are."""
         self._steps: OrderedDict[tuple[object, ...], _Captured] = OrderedDict()
         self._warm: set[tuple[object, ...]] = set()
-        self._pool: Any = None
+        self._pool: torch.cuda.MemPool | None = None
         self._stream: torch.cuda.Stream | None = None
         self._owner: ZeroOrder | None = None
 
@@ -99,9 +103,9 @@ class Graphs:
         if optimizer is not self._owner:
             torch.cuda.synchronize(objective.engine.device)  # none is dropped while it runs
             self._steps.clear()
-            self._pool, self.shared = None, 0  # a pool goes with its last graph
+            self._pool, self.shared = None, 0
             self._owner = optimizer
-        what = (optimizer.estimator, optimizer.block, *(member.param.data_ptr() for member in optimizer.members))
+        what = (optimizer.estimator, optimizer.block, *optimizer.places())
         key = (*what, row.shapes, objective.over)
         captured = self._steps.get(key)
         if captured is None:
@@ -149,18 +153,18 @@ class Graphs:
 
         if self._stream is None:  # one for all: memory of the pool is only used again by the stream that freed it
             self._stream = torch.cuda.Stream(engine.device)
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        stream, graph = self._stream, torch.cuda.CUDAGraph()
+        stream, graph, before = self._stream, torch.cuda.CUDAGraph(), torch.cuda.memory_reserved(engine.device)
         stream.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(stream), torch.no_grad(), evaluation(optimizer.model), triton.clocked(clock):
+                pool = self._pool or self._reserve(optimizer, engine, points, len(row.tokens))
                 if what not in self._warm:  # kernels are compiled and libraries set up outside the capture
-                    step()
+                    with torch.cuda.use_mem_pool(pool, engine.device):
+                        step()
                     self._warm.add(what)
                 stream.synchronize()
                 free, reserved = torch.cuda.mem_get_info(engine.device)[0], torch.cuda.memory_reserved(engine.device)
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                graph.capture_begin(pool=cast(Any, pool.id), capture_error_mode="thread_local")
                 try:
                     step()
                 finally:
@@ -176,10 +180,24 @@ class Graphs:
             return None
         torch.cuda.current_stream().wait_stream(stream)
         self.captures += 1
-        grown = torch.cuda.memory_reserved(engine.device) - reserved
-        self.shared += grown
-        own = free - torch.cuda.mem_get_info(engine.device)[0] - grown
-        return _Captured(graph, inputs, numbers, max(0, own))
+        after = torch.cuda.memory_reserved(engine.device)
+        self.shared += after - before
+        own = free - torch.cuda.mem_get_info(engine.device)[0] - (after - reserved)
+        return _Captured(pool, graph, inputs, numbers, max(0, own))
+
+    def _reserve(
+        self, optimizer: ZeroOrder, engine: Engine, points: Sequence[Point], tokens: int
+    ) -> torch.cuda.MemPool:
+        """A pool that begins as one piece with room for any block's copies and some activations.
+
+        Pieces that are asked for as they come up have the sizes of one block, and the next block adds its own.
+        """
+        self._pool = torch.cuda.MemPool()
+        blocks = (optimizer.members_of(block) for block in range(len(optimizer.blocks)))
+        room = scratch(engine.anatomy, blocks, points, tokens)
+        with torch.cuda.use_mem_pool(self._pool, engine.device):
+            torch.empty(room + room // 16, dtype=torch.uint8, device=engine.device)
+        return self._pool
 
     def _keep(self, key: tuple[object, ...], captured: _Captured) -> None:
         self._steps[key] = captured

@@ -31,9 +31,9 @@ from .spec import (
     Mask,
 )
 
-GROUPS = 512  # lanes of a program, eight elements each; 256 with 2 warps is as fast
-WARPS = 4
-FEW = 64  # tiles that are launched at once, with bounds
+GROUPS, WARPS = 512, 4  # lanes of a program, eight elements each; 256 with 2 warps is as fast
+SMALL, SMALL_GROUPS, SMALL_WARPS = 1 << 18, 64, 2  # elements up to which a program's own time is what a launch takes
+FEW = 1024  # tiles up to which a second and third launch take longer than bounds
 ADAM_GROUPS = 128  # lanes of an Adam program: three tensors and two draws fill the registers
 NONE, MAGNITUDE, BERNOULLI = range(3)
 MASKS = {type(None): NONE, Magnitude: MAGNITUDE, Bernoulli: BERNOULLI}
@@ -357,7 +357,12 @@ def clocked(clock: Tensor) -> Iterator[None]:
         _clock = before
 
 
-def _tiles(n: int, offset: int, groups: int = GROUPS) -> tuple[tuple[int, int, int], list[tuple[int, int, bool]]]:
+def _lanes(n: int) -> tuple[int, int]:
+    """Groups and warps of a program."""
+    return (SMALL_GROUPS, SMALL_WARPS) if n <= SMALL else (GROUPS, WARPS)
+
+
+def _tiles(n: int, offset: int, groups: int) -> tuple[tuple[int, int, int], list[tuple[int, int, bool]]]:
     """Where the tiles of [offset, offset + n) lie, and launches (first tile, tiles, whole).
 
     Whole tiles need no bounds, which saves a tenth of the time; a tensor of few tiles is one launch with bounds.
@@ -433,7 +438,8 @@ def _launch(
 ) -> None:
     threshold, mask_words, limit = _mask(mask, key)
     n = out.numel()
-    (base, lead, shift), launches = _tiles(n, offset)
+    groups, warps = _lanes(n)
+    (base, lead, shift), launches = _tiles(n, offset, groups)
     if isinstance(alphas, Tensor):
         pointer, coeffs, alpha = 2, alphas, 0.0
     else:
@@ -447,7 +453,7 @@ def _launch(
             ALIGNED=shift == 0, WHOLE=whole, PROBES=len(alphas), POINTER=pointer, CLOCK=_clock is not None,
             PAIR=minus is not None, LOAD=x is not None, DECAY=decay != 1.0, MASK=MASKS[type(mask)],
             RADEMACHER=distribution == Distribution.RADEMACHER, STOCHASTIC=stochastic, FLIP=flip,
-            GROUPS=GROUPS, num_warps=WARPS, enable_fp_fusion=False,
+            GROUPS=groups, num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip
 
 
@@ -496,7 +502,8 @@ def _launch_add(
     flip: bool,
 ) -> None:
     n = x.numel()
-    (base, lead, shift), launches = _tiles(n, offset)
+    groups, warps = _lanes(n)
+    (base, lead, shift), launches = _tiles(n, offset, groups)
     coeffs = _coeffs(x, decay, alpha) if x.dtype == torch.float64 else x
     clock = x if _clock is None else _clock
     for first, tiles, whole in launches:
@@ -504,7 +511,7 @@ def _launch_add(
             x, delta, v, coeffs, clock, n, base, lead, shift, first, alpha, decay, *key.words, width,
             ALIGNED=shift == 0, WHOLE=whole, RANK=rank, CLOCK=_clock is not None, DECAY=decay != 1.0,
             STOCHASTIC=rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2,
-            FLIP=flip, GROUPS=GROUPS, num_warps=WARPS, enable_fp_fusion=False,
+            FLIP=flip, GROUPS=groups, num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip
 
 
