@@ -41,11 +41,18 @@ class Direction(abc.ABC):
             plus = objective()
             direction.move(-eps)
             minus = objective()
+
+    Args:
+        key: address of z.
+        members: the active tensors.
+        rounding: of 16-bit copies.
+        paired: whether copies on both sides of θ may exist at a time, where that is faster.
     """
 
     key: Key
     members: Sequence[Member]
     rounding: Rounding
+    paired: bool = True
 
     @abc.abstractmethod
     def move(self, scale: float) -> None:
@@ -97,8 +104,8 @@ class JustInTime(Direction):
         budget: bytes of copies kept, oldest dropped first; the copy in use may exceed it.
     """
 
-    def __init__(self, key: Key, members: Sequence[Member], rounding: Rounding, budget: int) -> None:
-        super().__init__(key, members, rounding)
+    def __init__(self, key: Key, members: Sequence[Member], rounding: Rounding, paired: bool, budget: int) -> None:
+        super().__init__(key, members, rounding, paired)
         self.scale = 0.0
         self.mode = _Substitute(self._perturbed, {id(m.param): m for m in members}, budget)
 

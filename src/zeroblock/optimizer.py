@@ -324,11 +324,12 @@ class ZeroOrder(torch.optim.Optimizer):
     def direction(self, probe: int) -> Direction:
         """The line along which a probe of the next step measures."""
         key = Key(self.seed, self.steps, probe)
+        paired = not self.rule.state  # moments take room enough
         if self.restore == "subtract":
-            return Subtracted(key, self.members, self.rounding)
+            return Subtracted(key, self.members, self.rounding, paired)
         if len(self.blocks) > 1 or self._opaque:
-            return Swapped(key, self.members, self.rounding)
-        return JustInTime(key, self.members, self.rounding, self._budget)
+            return Swapped(key, self.members, self.rounding, paired)
+        return JustInTime(key, self.members, self.rounding, paired, self._budget)
 
     @functools.cached_property
     def _budget(self) -> int:

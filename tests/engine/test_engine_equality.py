@@ -12,6 +12,7 @@ from decoder import BATCH, CONFIGS, LABELS, decoder
 import zeroblock as zb
 from toy import same, snapshot
 from zeroblock.engine import Engine
+from zeroblock.engine.fork import scratch
 from zeroblock.task import Encoded
 
 
@@ -122,6 +123,31 @@ def test_trajectories(method: str, dtype: torch.dtype) -> None:
     if single and method not in ("zo_sign", "mezo_adam", "mezo_bcd_adam"):  # there a sign can turn on a rounding
         for name in end:
             torch.testing.assert_close(end[name], other_end[name], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("method", ["mezo_bcd", "sparse_mezo"])
+def test_one_copy_at_a_time_gives_the_same_bits_as_two(method: str, dtype: torch.dtype, monkeypatch) -> None:
+    model = decoder("llama-tied", dtype)
+    build = functools.partial(zb.METHODS[method], lr=1e-3, eps=1e-2, seed=1)
+    (two, end), _ = both_ways(model, build, 12)
+    monkeypatch.setattr("zeroblock.engine.fork.PAIR", 0)
+    (one, other_end), _ = both_ways(model, build, 12)
+    assert [record.losses for record in one] == [record.losses for record in two]
+    assert same(end, other_end)
+
+
+def test_a_rule_with_moments_holds_one_copy_at_a_time() -> None:
+    """Its moments are two blocks of 16 bits already."""
+    model = decoder("llama-tied", torch.bfloat16)
+    engine, rooms = Engine(model), {}
+    for method in ("mezo_bcd", "mezo_bcd_adam"):
+        optimizer = zb.METHODS[method](model, lr=1e-3)
+        points = optimizer.estimator.points([optimizer.direction(0)])
+        blocks = [optimizer.members_of(block) for block in range(len(optimizer.blocks))]
+        rooms[method] = scratch(engine.anatomy, blocks, points, tokens=100)
+    largest = max(sum(param.nbytes for _, param, _ in block) for block in blocks)
+    assert rooms == {"mezo_bcd": 2 * largest, "mezo_bcd_adam": largest}
 
 
 @pytest.mark.parametrize("max_tokens", [1, 9, 1000])

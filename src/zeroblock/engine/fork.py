@@ -117,7 +117,8 @@ class _Fork:
     def __init__(self, points: Sequence[Point], tokens: int) -> None:
         self.points, self.parted = points, False
         a, b = points[0], points[-1]
-        self.mirrored = len(points) == 2 and a.direction is b.direction and a.scale == -b.scale and tokens <= PAIR
+        opposite = len(points) == 2 and a.direction is b.direction and a.scale == -b.scale
+        self.mirrored = opposite and a.direction.paired and tokens <= PAIR
 
     def replacements(
         self, module: nn.Module, members: list[Member], anatomy: Anatomy

@@ -196,7 +196,7 @@ class Graphs:
         blocks = (optimizer.members_of(block) for block in range(len(optimizer.blocks)))
         room = scratch(engine.anatomy, blocks, points, tokens)
         with torch.cuda.use_mem_pool(self._pool, engine.device):
-            torch.empty(room + room // 16, dtype=torch.uint8, device=engine.device)
+            torch.empty(room + room // 32, dtype=torch.uint8, device=engine.device)
         return self._pool
 
     def _keep(self, key: tuple[object, ...], captured: _Captured) -> None:
