@@ -97,6 +97,35 @@ def kept(folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("method", ["mezo_bcd", "mezo", "ft"])
+def test_what_is_frozen_stays(method: str, llama: Path, data: Path, tmp_path: Path, models: list[Any]) -> None:
+    pattern = "*embed*, *.layers.0.*"
+    base = copy_of(load(str(llama), "fp32", "cpu"))
+    with shelf.keeping():  # the second run gets the same model, whole again
+        run(settings(llama, data, method=method, freeze=pattern, dtype="fp32"), tmp_path / "frozen")
+        moved = {name for name, weight in copy_of(models[-1]).items() if not torch.equal(weight, base[name])}
+        run(settings(llama, data, method=method, dtype="fp32", steps=20), tmp_path / "free")
+    frozen = {name for name in base if "embed" in name or ".layers.0." in name}
+    assert frozen
+    assert moved == set(base) - frozen
+    assert {name for name, weight in copy_of(models[-1]).items() if not torch.equal(weight, base[name])} == set(base)
+    if method == "ft":
+        return
+    assert set(read(tmp_path / "frozen").header.frozen) == frozen
+    config = settings(llama, data, method=method, freeze=pattern, dtype="fp32")
+    run(config, tmp_path / "parts", Kill(5))
+    resume(tmp_path / "parts")
+    assert kept(tmp_path / "parts") == kept(tmp_path / "frozen")
+
+
+def test_a_pattern_that_freezes_nothing_or_all_is_refused(llama: Path, data: Path, tmp_path: Path) -> None:
+    for pattern, message in (("*embd*", r"no parameter is called '\*embd\*'"), ("*", "leaves nothing to train")):
+        with pytest.raises(ZeroBlockError, match=message):
+            run(settings(llama, data, freeze=pattern), tmp_path / "run")
+    with pytest.raises(ZeroBlockError, match="nothing to freeze"):
+        settings(llama, data, method="zero-shot", lr=None, freeze="*")
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("method", METHODS)
 def test_resumed_equals_uninterrupted(

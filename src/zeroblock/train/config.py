@@ -59,6 +59,7 @@ class Config:
     accumulate: int = _option(1, "Batches a step.", 1)
     seed: int = _option(0, "Seed of the noise and of the order of blocks.", 0)
     weight_decay: float = _option(0.0, "Decoupled, on the matrices of the active block.", 0.0)
+    freeze: str | None = _option(None, "Parameters that stay as they are: names with commas, * for anything.")
     partition: str | None = _option(None, "whole, layers, layers:K or linears.")
     order: str | None = _option(None, "Of the blocks: random, flip-flop, ascending, descending, uniform, adaptive.")
     interval: int | None = _option(None, "Steps for which a block and its basis are held.", 1)
@@ -115,6 +116,8 @@ class Config:
                 if self.method == "icl"
                 else f"shots are for the method icl, not for {self.method}"
             )
+        if self.freeze is not None and not self.trains:
+            raise ZeroBlockError(f"{self.method} trains nothing, so there is nothing to freeze")
         if self.method == BACKPROPAGATION and self.objective != "loss":
             raise ZeroBlockError(f"ft follows a gradient, and {self.objective} has none: use objective loss")
         check(self)

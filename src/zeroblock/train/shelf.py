@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import fnmatch
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import model as models
+from ..errors import ZeroBlockError
 from .config import Config
 
 Key = tuple[Any, ...]
@@ -57,7 +59,25 @@ def tokenizer(config: Config) -> Any:
 
 
 def model(config: Config) -> nn.Module:
-    """The model of a run, with the weights it starts from."""
+    """The model of a run, with the weights it starts from; those that it moves are trainable."""
+    found = _loaded(config)
+    _freeze(found, [] if config.freeze is None else [word.strip() for word in config.freeze.split(",")])
+    return found
+
+
+def _freeze(module: nn.Module, patterns: list[str]) -> None:
+    names = [name for name, _ in module.named_parameters()]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            some = ", ".join(repr(name) for name in names[:3])
+            raise ZeroBlockError(f"freeze: no parameter is called {pattern!r}; there are {some}, … (* stands for any)")
+    for name, param in module.named_parameters():
+        param.requires_grad_(not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+    if not any(param.requires_grad for param in module.parameters()):
+        raise ZeroBlockError("freeze leaves nothing to train: freeze less")
+
+
+def _loaded(config: Config) -> nn.Module:
     shelf, key = _shelf.get(), _key(config)
     if shelf is not None and shelf.model is not None and shelf.model[0] == key:
         _, kept, weights = shelf.model
