@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 import os
 import signal
@@ -15,6 +17,7 @@ from torch import nn
 
 import zeroblock as zb
 from toy import Tiny, distance, next_token, same, snapshot
+from zeroblock.direction import visit
 from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 
 
@@ -91,7 +94,7 @@ def test_objectives_without_a_gradient() -> None:
 
 def test_losses_are_averaged_in_fp32() -> None:
     """2,048 equal fp16 losses: their fp16 sum would overflow."""
-    optimizer = zb.mezo(Tiny(), 0.0)
+    optimizer = zb.mezo(Tiny(), 0.0, restore="subtract")
     losses = torch.full((2048,), 40.0, dtype=torch.float16)
     assert float(optimizer.step(lambda: losses)) == 40.0
 
@@ -345,3 +348,123 @@ def test_quadratic_in_fp64_converges_far() -> None:
     for _ in range(250):
         optimizer.step(loss)
     assert float(loss().detach()) < 1e-2 * before
+
+
+class Submitting:
+    """Stands for an objective of a GPU: most steps are submitted and end later, every fourth is not captured."""
+
+    def __init__(self, objective) -> None:
+        self.objective = objective
+
+    def __call__(self):
+        return self.objective()
+
+    def submit(self, optimizer: zb.ZeroOrder):
+        if optimizer.steps % 4 == 3:
+            return None
+        points = optimizer.estimator.points([optimizer.direction(0)])
+        losses = torch.tensor(visit(points, lambda: float(self.objective())), dtype=torch.float64)
+        coeffs = optimizer.estimator.coeffs(losses)
+        if isinstance(optimizer.rule, zb.SGD):
+            optimizer._move(coeffs.tolist(), 1e-2)
+        else:
+            optimizer.move(coeffs, torch.tensor([1e-2], dtype=torch.float64), torch.tensor([1]))
+        return torch.cat([optimizer.estimator.loss(losses)[None], losses, coeffs.double()])
+
+
+class LateEvent:
+    """A step's end, of which nobody hears before it is waited for."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None: ...
+
+
+@pytest.mark.parametrize("build", [zb.mezo_bcd, functools.partial(zb.mezo_bcd_adam, interval=50)], ids=["sgd", "adam"])
+def test_captured_and_other_steps_may_take_turns(build, monkeypatch) -> None:
+    """Records come in order, and Adam counts the steps of both kinds."""
+    empty = torch.empty
+    monkeypatch.setattr(torch.cuda, "Event", LateEvent)
+    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **options: empty(*shape, **options))
+    ends = []
+    for wrap in (Submitting, lambda objective: objective):
+        model = Tiny()
+        optimizer, heard = build(model, 1e-2), []
+        optimizer.listener = lambda record, heard=heard: heard.append(record.step)
+        for _ in range(10):
+            optimizer.step(wrap(next_token(model)))
+        optimizer.flush()
+        assert heard == list(range(10))
+        ends.append(snapshot(model))
+    assert same(*ends)
+
+
+def test_a_state_may_be_loaded_where_it_was_taken() -> None:
+    model = Tiny()
+    optimizer = zb.mezo_bcd_adam(model, 1e-2)
+    for _ in range(3):
+        optimizer.step(next_token(model))
+    state = optimizer.state_dict()
+    moments = {name: one["m"].clone() for name, one in state["state"].items()}
+    optimizer.load_state_dict(state)
+    assert moments
+    for name, moment in moments.items():
+        assert moment.abs().sum() > 0
+        assert torch.equal(optimizer.state_dict()["state"][name]["m"], moment)
+
+
+def test_weights_that_cannot_be_shown_are_not_measured_in_silence() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    x = torch.linspace(-1, 1, 4)
+    traced = torch.jit.trace(model, x)
+    before = snapshot(model)
+    with pytest.raises(zb.ZeroBlockError, match="restore='subtract'"):
+        zb.mezo(model).step(lambda: traced(x).square().sum())
+    assert same(before, snapshot(model))
+    optimizer = zb.mezo(model, restore="subtract")
+    optimizer.step(lambda: traced(x).square().sum())
+    assert optimizer.record.coeffs[0] != 0
+
+
+def test_an_objective_that_compiles_the_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    x = torch.linspace(-1, 1, 4)
+    compiled = torch.compile(model, backend="eager")
+    records = []
+    for run in (compiled, model):
+        optimizer = zb.mezo(model, lr=0.0)
+        optimizer.step(lambda run=run: run(x).square().sum())
+        records.append(optimizer.record)
+    assert records[0].losses == records[1].losses
+    assert records[0].losses[0] != records[0].losses[1]
+
+
+def test_subtraction_is_refused_where_it_cannot_restore() -> None:
+    for build in (
+        functools.partial(zb.sparse_mezo, restore="subtract"),
+        functools.partial(zb.sparse_mezo, as_published=True),
+        functools.partial(zb.lozo, as_published=True, restore="subtract"),
+    ):
+        with pytest.raises(zb.ZeroBlockError, match="cannot be restored by subtraction"):
+            build(Tiny())
+
+
+def test_states_of_the_two_ways_to_restore_are_told_apart() -> None:
+    state = zb.mezo(Tiny(), restore="subtract").state_dict()
+    with pytest.raises(zb.ZeroBlockError, match="restore subtract"):
+        zb.mezo(Tiny()).load_state_dict(state)
+
+
+def test_a_copy_is_refused_with_what_to_do() -> None:
+    with pytest.raises(zb.ZeroBlockError, match="state_dict"):
+        copy.deepcopy(zb.mezo(Tiny()))
+
+
+def test_a_parameter_without_elements() -> None:
+    model = Tiny()
+    model.none = nn.Parameter(torch.empty(0))
+    for build in zb.METHODS.values():
+        build(model, lr=1e-3).step(next_token(model))

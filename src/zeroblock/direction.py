@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from .errors import ZeroBlockError
 from .noise import Key, Rounding
 from .subspace import Basis
 
@@ -113,17 +115,35 @@ class JustInTime(Direction):
         return member.basis.perturbed(member.param, self.key, self.scale, self.rounding)
 
     def __enter__(self) -> Self:
+        # compiled code would not ask the mode; importing the compiler takes a second, so only where it is in use
+        self.stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else None
+        if self.stance is not None:
+            self.stance.__enter__()
         self.mode.__enter__()
         return self
 
     def move(self, scale: float) -> None:
+        unread = self.mode.active and self.mode.called and not self.mode.read
+        self._show(scale)
+        if unread:
+            raise ZeroBlockError(
+                "the objective read none of the model's weights where they could be perturbed: it runs a traced or "
+                "scripted copy of the model, or runs it in another thread; give restore='subtract', which moves the "
+                "weights themselves, or a method of blocks"
+            )
+
+    def _show(self, scale: float) -> None:
         self.scale = scale
-        self.mode.active = scale != 0
+        self.mode.active, self.mode.called, self.mode.read = scale != 0, False, False
         self.mode.copies.clear()
 
     def __exit__(self, *exception: object) -> None:
-        self.move(0.0)
-        self.mode.__exit__(*exception)
+        try:
+            self.move(0.0) if exception[0] is None else self._show(0.0)
+        finally:
+            self.mode.__exit__(*exception)
+            if self.stance is not None:
+                self.stance.__exit__(*exception)
 
 
 class Subtracted(Direction):
@@ -165,13 +185,14 @@ class _Substitute(TorchFunctionMode):
         super().__init__()
         self.make, self.members, self.budget = make, members, budget
         self.copies: OrderedDict[int, Tensor] = OrderedDict()
-        self.active = False
+        self.active = self.called = self.read = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if self.active and func not in self.METADATA:
+            self.called = True
             args = tuple(self._swap(a) for a in args)
             kwargs = {name: self._swap(a) for name, a in kwargs.items()}
         return func(*args, **kwargs)
@@ -186,6 +207,7 @@ class _Substitute(TorchFunctionMode):
         return argument
 
     def _copy(self, member: Member) -> Tensor:
+        self.read = True
         found = self.copies.get(id(member.param))
         if found is None:
             room = self.budget - member.param.nbytes

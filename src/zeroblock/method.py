@@ -193,13 +193,13 @@ def describe(factory: Method) -> dict[str, Any]:
     return {
         "name": factory.__name__,
         "summary": (inspect.getdoc(factory) or "").partition("\n")[0].replace("``", ""),
-        "parts": factory(_specimen()).parts,
+        "parts": factory(specimen()).parts,
         "defaults": defaults,
         "citation": CITATIONS[factory.__name__],
     }
 
 
 @functools.cache
-def _specimen() -> nn.Module:
-    """A model small enough to read a method's parts off."""
+def specimen() -> nn.Module:
+    """A model small enough to try methods on."""
     return nn.ModuleDict({"embed": nn.Embedding(2, 2), "layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})

@@ -28,7 +28,7 @@ from .noise import VERSION, Distribution, Key, Rounding
 from .ops import DTYPES
 from .rule import SGD, Adam, Rule
 from .schedule import Schedule, Shuffled
-from .subspace import Alphas, Basis, Elementwise, Full, Subspace
+from .subspace import Alphas, Basis, Elementwise, Full, Sparse, Subspace
 
 PENDING = 64
 """Captured steps that may be under way before the host waits for the oldest."""
@@ -94,6 +94,11 @@ class ZeroOrder(torch.optim.Optimizer):
                 raise ZeroBlockError(f"{name} must be at least 1, got {count}")
         if restore not in ("copy", "subtract"):
             raise ZeroBlockError(f"restore must be 'copy' or 'subtract', got {restore!r}")
+        if restore == "subtract" and (isinstance(subspace, Sparse) or getattr(subspace, "as_published", False)):
+            raise ZeroBlockError(
+                f"{subspace} cannot be restored by subtraction, which draws from the moved weights: "
+                "leave restore and as_published out"
+            )
         self.model = model
         self.blocks = partition(model) if callable(partition) else blocks_of.explicit(model, partition)
         self.partition = partition
@@ -185,6 +190,7 @@ class ZeroOrder(torch.optim.Optimizer):
         submitted = self._submit(closure)
         if submitted is not None:
             return submitted
+        self.flush()  # captured steps before this one come first
         directions = [self.direction(probe) for probe in range(self.estimator.probes)]
         with evaluation(self.model):
             estimate = self.estimator(self._measure(closure), directions)
@@ -193,12 +199,13 @@ class ZeroOrder(torch.optim.Optimizer):
         with _uninterrupted():
             if estimate.finite:
                 self._move(estimate.coeffs, lr)
+                self._wind_clock()
             self.steps += 1
             self._deliver(record, estimate.finite)
             if self.steps % self.interval == 0:
                 self._enter_turn()
         if not estimate.finite:
-            self._complain()
+            self._complain(record.step)
         return torch.tensor(estimate.loss)
 
     def _submit(self, closure: Closure | Sequence[Closure] | None) -> Tensor | None:
@@ -258,7 +265,7 @@ class ZeroOrder(torch.optim.Optimizer):
                     state["t"] += 1
             self._deliver(Record(step, block, coeffs, lr, losses, loss), finite)
             if not finite:
-                self._complain()
+                self._complain(step)
 
     def _deliver(self, record: Record, finite: bool) -> None:
         """A step's numbers are known."""
@@ -280,11 +287,11 @@ class ZeroOrder(torch.optim.Optimizer):
             if not closures:
                 raise ZeroBlockError("step() needs a closure: a function of no arguments that returns the loss")
             if self.restore == "subtract":  # one walk, whatever the number of closures: it moves the weights
-                return visit(points, lambda: sum(map(_evaluate, closures)) / len(closures))
+                return visit(points, lambda: sum(map(value_of, closures)) / len(closures))
             losses = []
             for one in closures:
                 at = getattr(one, "at", None)
-                losses.append(at(points) if at else visit(points, functools.partial(_evaluate, one)))
+                losses.append(at(points) if at else visit(points, functools.partial(value_of, one)))
             return [sum(column) / len(losses) for column in zip(*losses, strict=True)]
 
         return measure
@@ -311,11 +318,12 @@ class ZeroOrder(torch.optim.Optimizer):
         key = Key(self.seed, self._turn * self.interval)
         return [Member(n, self.params[n], self._basis(n, key)) for n in self.blocks[block].params]
 
-    def places(self) -> tuple[int, ...]:
-        """Where the active tensors and their states lie: what a captured step reads and writes."""
+    def places(self) -> tuple[object, ...]:
+        """Where the active tensors and their states lie, and their thresholds: what is fixed in a captured step."""
         states = (self.state[member.param] for member in self.members if member.param in self.state)
         moments = (value.data_ptr() for state in states for value in state.values() if isinstance(value, Tensor))
-        return (*(member.param.data_ptr() for member in self.members), *moments)
+        tensors = ((member.param.data_ptr(), self.thresholds[member.name]) for member in self.members)
+        return (*tensors, *moments)
 
     def _basis(self, name: str, key: Key) -> Basis:
         param = self.params[name]
@@ -343,17 +351,15 @@ class ZeroOrder(torch.optim.Optimizer):
     @functools.cached_property
     def _opaque(self) -> bool:
         """Whether the model reads weights where no torch function shows it: compiled or scripted."""
-        for module in self.model.modules():
-            compiled = getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
-            if compiled or isinstance(module, torch.jit.ScriptModule):
-                warnings.warn(
-                    "a compiled or scripted model is evaluated on a perturbed copy of the whole block; "
-                    "for less memory give the plain model, a partition into layers, or restore='subtract'",
-                    ZeroBlockWarning,
-                    stacklevel=5,
-                )
-                return True
-        return False
+        if not compiled(self.model) and not any(isinstance(m, torch.jit.ScriptModule) for m in self.model.modules()):
+            return False
+        warnings.warn(
+            "a compiled or scripted model is evaluated on a perturbed copy of the whole block; "
+            "for less memory give the plain model, a partition into layers, or restore='subtract'",
+            ZeroBlockWarning,
+            stacklevel=5,
+        )
+        return True
 
     def _move(self, coeffs: Sequence[float], lr: float) -> None:
         key = Key(self.seed, self.steps)
@@ -413,6 +419,11 @@ class ZeroOrder(torch.optim.Optimizer):
         """Steps of this turn that the rule has seen."""
         return next((int(state["t"]) for state in self.state.values() if state), 0)
 
+    def _wind_clock(self) -> None:
+        """After steps or a state from elsewhere; captured steps hold on to the clock itself."""
+        if "_device_clock" in vars(self):
+            self._device_clock[0].fill_(self._taken)
+
     def descend(self, alphas: Alphas, lr: float) -> None:
         """θ ← (1 - lr·λ)·θ + P Σₖ alphas[k]·z_k on the active block, in one pass."""
         key = Key(self.seed, self.steps)
@@ -453,17 +464,16 @@ class ZeroOrder(torch.optim.Optimizer):
         self._rooms[dtype, device] = (room, used + size)
         return room[used : used + size].zero_()
 
-    def _complain(self) -> None:
+    def _complain(self, step: int) -> None:
         """Of steps without a finite loss: warn at the first, give up after many."""
         advice = "lower lr (try a tenth), lower eps if the weights are small, or use bf16 or fp32 instead of fp16"
         if self._run_of_bad >= self.patience:
             raise ZeroBlockError(
-                f"the loss was not finite for {self._run_of_bad} steps in a row, the last being step "
-                f"{self.steps - 1}: {advice}"
+                f"the loss was not finite for {self._run_of_bad} steps in a row, the last being step {step}: {advice}"
             )
         if self.skipped == 1:
             warnings.warn(
-                f"the loss of step {self.steps - 1} is not finite; the step is skipped and counted in "
+                f"the loss of step {step} is not finite; the step is skipped and counted in "
                 f"optimizer.skipped. If it goes on: {advice}",
                 ZeroBlockWarning,
                 stacklevel=4,
@@ -476,13 +486,14 @@ class ZeroOrder(torch.optim.Optimizer):
         return {
             "parts": self.parts,
             "seed": self.seed,
+            "restore": self.restore,
             "steps": self.steps,
             "block": self.block,
             "skipped": self.skipped,
             "run_of_bad": self._run_of_bad,
             "scores": list(self.scores),
             "thresholds": dict(self.thresholds),
-            "state": {names[id(p)]: dict(s) for p, s in self.state.items() if s},
+            "state": {names[id(p)]: {k: _own(v) for k, v in s.items()} for p, s in self.state.items() if s},
             "param_groups": [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups],
         }
 
@@ -494,6 +505,7 @@ class ZeroOrder(torch.optim.Optimizer):
         for what, mine, theirs in [
             ("seed", self.seed, state_dict["seed"]),
             ("number of blocks", len(self.blocks), len(state_dict["scores"])),
+            ("restore", self.restore, state_dict["restore"]),
             *((part, mine, state_dict["parts"].get(part)) for part, mine in self.parts.items()),
         ]:
             if mine != theirs:
@@ -515,8 +527,26 @@ class ZeroOrder(torch.optim.Optimizer):
                     self.state[param][key] = self._room(value.numel(), value.dtype, param.device).copy_(value)
                 else:
                     self.state[param][key] = value
-        if "_device_clock" in vars(self):  # captured steps hold on to it
-            self._device_clock[0].fill_(self._taken)
+        self._wind_clock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refused: half of an optimizer is its model."""
+        raise ZeroBlockError(
+            "an optimizer is not copied or pickled: build one on the other model and load this one's state_dict()"
+        )
+
+
+def compiled(model: nn.Module) -> bool:
+    """Whether ``torch.compile`` has a part of a model in hand."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+        for module in model.modules()
+    )
+
+
+def _own(value: Any) -> Any:
+    """A value that nothing else writes."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 @contextlib.contextmanager
@@ -549,7 +579,8 @@ def _uninterrupted() -> Iterator[None]:
             handler(*waiting[0])
 
 
-def _evaluate(closure: Closure) -> float:
+def value_of(closure: Closure) -> float:
+    """What an objective is at the weights as they are shown now."""
     torch.clear_autocast_cache()  # it keeps 16-bit copies of the weights, which would hide the perturbation
     value = _number(closure())
     torch.clear_autocast_cache()

@@ -302,12 +302,14 @@ def _flat(param: Tensor) -> Tensor:
 
 
 def smallest(param: Tensor, k: int) -> float:
-    """The k-th smallest magnitude of a tensor, exactly, by counting bit patterns in two rounds.
+    """The k-th smallest magnitude of a tensor, exactly, by counting bit patterns in two rounds; 0 of none.
 
     Magnitudes sort like the integers of their bits, so this takes two histograms of
     at most 65,536 bins instead of a sort, whatever the tensor's size.
     """
     flat = _flat(param)
+    if not flat.numel():
+        return 0.0
     if flat.dtype == torch.float64:
         return float(flat.abs().kthvalue(k).values)
     word, half = (torch.int32, 16) if flat.dtype == torch.float32 else (torch.int16, 0)

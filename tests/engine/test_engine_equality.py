@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import peft
 import pytest
 import torch
+import transformers
 from decoder import BATCH, CONFIGS, LABELS, decoder
 
 import zeroblock as zb
@@ -232,3 +234,129 @@ def test_dropout_is_off() -> None:
     optimizer.step(objective)
     assert optimizer.record.losses == first
     assert model.training
+
+
+class Scaled(torch.nn.Module):
+    """A module with a vector of its own and matrices inside."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner, self.scale = inner, torch.nn.Parameter(torch.full((32,), 0.7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * self.scale
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_module_with_a_vector_and_matrices_inside(method: str) -> None:
+    model = decoder("llama-tied")
+    for layer in model.model.layers:
+        layer.mlp = Scaled(layer.mlp)
+    build = functools.partial(zb.METHODS[method], lr=0.0, eps=1e-2, seed=3, **METHODS[method])
+    (forked, _), (sequential, _) = both_ways(model, build, len(build(model).blocks))
+    for one, other in zip(forked, sequential, strict=True):
+        assert one.losses == pytest.approx(other.losses, abs=3e-6)
+
+
+def share_between_layers(model) -> None:
+    model.model.layers[1].mlp.up_proj.weight = model.model.layers[0].mlp.up_proj.weight
+
+
+def share_a_module(model) -> None:
+    model.model.layers[1].mlp = model.model.layers[0].mlp
+
+
+def share_with_the_outside(model) -> None:
+    model.model.norm.weight = model.model.layers[0].input_layernorm.weight
+
+
+@pytest.mark.parametrize("share", [share_between_layers, share_a_module, share_with_the_outside])
+@pytest.mark.parametrize("method", ["mezo_bcd", "mezo"])
+def test_weights_shared_across_layers_are_measured_one_point_after_another(method: str, share) -> None:
+    model = decoder("llama-tied")
+    share(model)
+    build = functools.partial(zb.METHODS[method], lr=0.0, eps=1e-2, seed=3)
+    with pytest.warns(zb.ZeroBlockWarning, match="one point after another: .* is read in several places"):
+        (forked, _), (sequential, _) = both_ways(model, build, len(build(model).blocks))
+    for one, other in zip(forked, sequential, strict=True):
+        assert one.losses == pytest.approx(other.losses, abs=3e-6)
+
+
+def test_a_layer_that_fails_on_several_points_is_measured_one_after_another() -> None:
+    model = decoder("llama-tied")
+    engine = Engine(model)
+    objective = engine.objective(BATCH, LABELS)
+    inner = model.model.layers[1].mlp.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 1:
+            raise RuntimeError("only one row at a time")
+        return inner(x)
+
+    model.model.layers[1].mlp.forward = forward
+    found = []
+    for closure in (objective, lambda: objective()):
+        optimizer = zb.mezo_bcd(model, lr=0.0, eps=1e-2, schedule=zb.Ascending())
+        with contextlib.nullcontext() if found else pytest.warns(zb.ZeroBlockWarning, match="only one row at a time"):
+            optimizer.step(closure)
+        found.append(optimizer.record.losses)
+    assert found[0] == found[1]
+    assert not engine.forked
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_coefficients_under_autocast(fork: bool) -> None:
+    """Its cache of cast weights must not show one point's to the next."""
+    model = decoder("llama-tied")
+    engine = Engine(model, fork=fork)
+    objective = engine.objective(BATCH, LABELS)
+    found = []
+    for closure in (objective, lambda: objective()):
+        optimizer = zb.mezo_bcd(model, lr=0.0, eps=1e-2)
+        records = []
+        optimizer.listener = records.append
+        with torch.autocast("cpu", torch.bfloat16):
+            for _ in optimizer.blocks:
+                optimizer.step(closure)
+        found.append([record.coeffs[0] for record in records])
+    assert found[0] == pytest.approx(found[1], abs=0.6 if fork else 1e-6)
+
+
+def test_dropout_is_off_whatever_the_mode() -> None:
+    config = CONFIGS["opt"]()
+    config.dropout = 0.5
+    model = transformers.OPTForCausalLM(config)
+    engine = Engine(model.eval())
+    scores, loss = engine.scores(BATCH), float(engine.objective(BATCH, LABELS)())
+    model.train()
+    assert engine.scores(BATCH) == scores
+    assert float(engine.objective(BATCH, LABELS)()) == loss
+    assert model.training
+
+
+def test_attention_that_counts_places_of_the_row_is_not_packed() -> None:
+    mpt = transformers.MptConfig(d_model=32, n_heads=2, n_layers=2, vocab_size=64, max_seq_len=64)
+    neo = transformers.GPTNeoConfig(
+        hidden_size=32, num_layers=2, attention_types=[[["global", "local"], 1]], num_heads=2, vocab_size=64,
+        window_size=256, max_position_embeddings=512,
+    )  # fmt: skip
+    for config in (mpt, neo):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        for param in model.parameters():
+            torch.nn.init.normal_(param, std=0.3)
+        with pytest.warns(zb.ZeroBlockWarning, match="padded rows"):
+            engine = Engine(model)
+        batch = [Encoded((3, 4, 5, 6, 7, 11, 12), ((8, 9, 4, 4), (9, 7, 5, 6, 6)))]
+        got = [score.total for score in engine.scores(batch)[0]]
+        assert got == pytest.approx(slow_scores(model, batch)[0], abs=1e-3)
+
+
+def test_a_tiny_vocabulary_and_an_example_without_context() -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=6, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    engine = Engine(transformers.LlamaForCausalLM(config).eval())
+    assert engine.forked
+    with pytest.raises(zb.ZeroBlockError, match="BOS"):
+        engine.scores([Encoded((), ((1, 2),))])

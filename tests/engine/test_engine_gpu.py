@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+INTERVAL = {"mezo_bcd_adam": {"interval": 7}}
 NOT_CAPTURED = ("mixtral", "qwen3_moe", "falcon")  # they ask the host which tokens go where
 
 
@@ -60,8 +61,7 @@ def test_records_of_captured_steps_rebuild_the_weights_on_the_cpu(method: str, d
     base = copy.deepcopy(model)
     model.cuda()
     engine = Engine(model)
-    some = {"interval": 7} if method == "mezo_bcd_adam" else {}
-    build = functools.partial(zb.METHODS[method], eps=1e-2, seed=3, **some)
+    build = functools.partial(zb.METHODS[method], eps=1e-2, seed=3, **INTERVAL.get(method, {}))
     optimizer = build(model, lr=1e-3)
     records = []
     optimizer.listener = records.append
@@ -117,6 +117,24 @@ def test_a_state_is_loaded_under_captured_steps() -> None:
     run(30)
     assert same(end, snapshot(model))
     assert engine.graphs.captures == captures > 0
+
+
+@pytest.mark.parametrize("method", ["mezo_bcd", "mezo_bcd_adam"])
+def test_captured_and_split_batches_take_turns(method: str) -> None:
+    """A batch in several rows is not captured; its step comes between captured ones, in order."""
+    ends = []
+    for graphs in (True, False):
+        model = decoder("llama-tied").cuda()
+        engine, split = Engine(model, graphs=graphs), Engine(model, graphs=False, max_tokens=8)
+        optimizer, records = zb.METHODS[method](model, lr=1e-3, eps=1e-2, **INTERVAL.get(method, {})), []
+        optimizer.listener = records.append
+        for step in range(20):
+            optimizer.step((split if step % 4 == 3 else engine).objective(BATCH, LABELS))
+        optimizer.flush()
+        assert [record.step for record in records] == list(range(20))
+        ends.append(records)
+    for one, other in zip(*ends, strict=True):
+        assert one.losses == pytest.approx(other.losses, abs=1e-3)
 
 
 def test_one_short_example() -> None:

@@ -53,6 +53,14 @@ def test_words_and_normals_agree_to_the_bit(kernel, n: int, offset: int) -> None
         assert torch.equal(bits(out), bits(expected))
 
 
+def test_the_reference_fma_at_the_ends_of_the_range() -> None:
+    inf, big = np.float32(np.inf), np.float32(3e38)
+    cases = [(1, 1, -inf, -inf), (-inf, 1, 1, -inf), (inf, 1, 1, inf), (big, big, 1, inf), (big, -big, -1, -inf)]
+    for a, b, c, expected in cases:
+        assert reference.fma(np.array([a], np.float32), np.float32(b), np.float32(c))[0] == expected
+    assert np.isnan(reference.fma(np.array([inf], np.float32), np.float32(1), -inf)[0])
+
+
 @pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
 @pytest.mark.parametrize(("n", "offset"), [(4096, 0), (4096 + 5, 2**33 + 7), (4093, 3)])
 def test_whole_and_ragged_tiles_agree_to_the_bit(small: bool, n: int, offset: int, monkeypatch) -> None:

@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
+from ..engine.engine import Over
 from ..engine.pack import cost, pack
 from ..errors import ZeroBlockError
 from ..task import Encoded, Task
 from ..task.encoding import Tokenizer
 
-Over = Literal["options", "answer"]
 PADDING = 8
 """MeZO's collator pads to a multiple of this."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..engine.fork import ForkError
 from ..errors import ZeroBlockError, ZeroBlockWarning
 from . import record, variant
 from .batch import Batch, Load, Pool
@@ -105,7 +106,7 @@ def measure(
                     graphs=plan.graphs,
                     interval=plan.interval,
                 )
-            except variant.ForkError as error:
+            except ForkError as error:
                 warnings.warn(f"{choice} is left out: {error}", ZeroBlockWarning, stacklevel=2)
                 continue
             sample = _sample(ready, pool, plan, device, baseline, functools.partial(_say, tell, choice))

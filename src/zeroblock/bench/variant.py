@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from torch import nn
 
 from ..engine import Engine
-from ..errors import ZeroBlockError, unknown
+from ..engine.fork import ForkError
+from ..errors import unknown
 from ..method import METHODS, get
 from ..optimizer import ZeroOrder
 from ..subspace import LowRank
@@ -37,10 +38,6 @@ class Choice:
 
     def __str__(self) -> str:
         return self.method if self.engine == REFERENCE else f"{self.method}, {self.engine}"
-
-
-class ForkError(ZeroBlockError):
-    """A model that the forked engine cannot run."""
 
 
 def choose(methods: list[str], engines: list[str]) -> list[Choice]:

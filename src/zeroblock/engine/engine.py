@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..direction import Point, visit
 from ..errors import ZeroBlockError, ZeroBlockWarning
-from ..optimizer import ZeroOrder, evaluation
+from ..optimizer import ZeroOrder, compiled, evaluation, value_of
 from ..task.encoding import Encoded
 from .attention import attending, configs
 from .fork import Anatomy, ForkError, forking
@@ -112,14 +112,17 @@ class Engine:
     def scores(self, batch: Sequence[Encoded]) -> list[tuple[Score, ...]]:
         """Log-probabilities of every option of every example, at the weights as they are."""
         found: list[tuple[Score, ...]] = []
-        for row, _ in self._rows(batch, [0] * len(batch)):
-            totals, lengths = self.totals(row.to(self.device))[0].tolist(), row.lengths.tolist()
-            for slots in row.slots.tolist():
-                found.append(tuple(Score(totals[o], lengths[o]) for o in slots if o < len(lengths)))
+        with evaluation(self.model):
+            for row, _ in self._rows(batch, [0] * len(batch)):
+                totals, lengths = self.totals(row.to(self.device))[0].tolist(), row.lengths.tolist()
+                for slots in row.slots.tolist():
+                    found.append(tuple(Score(totals[o], lengths[o]) for o in slots if o < len(lengths)))
         return found
 
     def _rows(self, batch: Sequence[Encoded], labels: Sequence[int]) -> list[tuple[Row | Padded, Tensor]]:
         """Rows of the batch with the labels of their examples, on the host."""
+        if not all(one.context for one in batch):
+            raise ZeroBlockError("an example has no context to predict its options from: begin it with a BOS token")
         rows: list[tuple[Row | Padded, Tensor]] = []
         for some in split(batch, self.max_tokens):
             examples = [batch[i] for i in some]
@@ -155,29 +158,41 @@ class Engine:
     @property
     def _precise(self) -> bool:
         """Whether products have the precision of fp32 at least; TF32 has that of 16 bits."""
+        if self.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(self.device.type):
+            return False
         tf32 = torch.backends.cuda.matmul.allow_tf32 or os.environ.get("NVIDIA_TF32_OVERRIDE") == "1"
-        return self.dtype in (torch.float32, torch.float64) and not (tf32 and self.device.type == "cuda")
+        return not (tf32 and self.device.type == "cuda")
 
     @torch.no_grad()
     def _try(self) -> bool:
-        """Whether packed examples score as they do alone, forked rows as one row does."""
+        """Whether packed examples score as they do alone."""
+        words = min((c.vocab_size for c in self._configs if getattr(c, "vocab_size", None)), default=10)
         examples = [
-            Encoded((3, 4, 5, 6, 7), ((8, 9), (8, 7, 5))),
-            Encoded((9, 3), ((4,), (5,))),
-            Encoded((7, 6, 9), ((3, 4, 8, 5),)),
-        ]
-        compiled = [
-            m for m in self.model.modules() if getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod")
+            Encoded(tuple(i % words for i in context), tuple(tuple(i % words for i in option) for option in options))
+            for context, options in (
+                ((3, 4, 5, 6, 7), ((8, 9), (8, 7, 5))),
+                ((9, 3), ((4,), (5,))),
+                ((7, 6, 9), ((3, 4, 8, 5),)),
+                ((5, 8, 6), ((4, 9, 3, 7), (6, 6, 5), (9, 4, 8, 3, 5))),  # branches that are far from their trunk
+            )
         ]
         with evaluation(self.model):
-            alone = torch.cat([self.totals(pad([one]).to(self.device))[0] for one in examples])
-            if compiled:
+            try:
+                alone = torch.cat([self.totals(pad([one]).to(self.device))[0] for one in examples])
+            except Exception as error:  # whatever a model of any family may raise
+                raise ZeroBlockError(
+                    f"{type(self.model).__name__} does not run on a string of eight tokens ({_line(error)})"
+                ) from error
+            if compiled(self.model):
                 self.why = "it is compiled; give the plain model, whose steps are captured as graphs on a GPU"
                 return False
+            if not self._told and any(getattr(config, "window_size", None) for config in self._configs):
+                self.why = "it has a window of attention of its own, which counts places of the row"
+                return False
             try:
-                together = self.totals(pack(examples, *self._multiples(30)).to(self.device))[0]
+                together = self.totals(pack(examples, *self._multiples(50)).to(self.device))[0]
             except Exception as error:  # whatever a model of any family may raise on a packed row
-                self.why = f"it cannot run a packed row ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+                self.why = f"it cannot run a packed row ({_line(error)})"
                 return False
         tolerance = 1e-3 if self._precise else 5e-2
         if not torch.allclose(alone, together, rtol=tolerance, atol=tolerance):
@@ -204,7 +219,8 @@ class Objective:
 
     def __call__(self) -> Tensor:
         """The loss at the weights as they are: a scalar in fp32, differentiable where gradients are on."""
-        return self.losses(())[0]
+        with evaluation(self.engine.model):
+            return self.losses(())[0]
 
     @torch.no_grad()
     def at(self, points: Sequence[Point]) -> list[float]:
@@ -213,9 +229,11 @@ class Objective:
             try:
                 losses: list[float] = self.losses(points).tolist()
                 return losses
-            except ForkError as error:
-                self.engine.unfork(str(error))
-        return visit(points, lambda: float(self()))
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever a model of any family may raise on the rows of several points
+                self.engine.unfork(str(error) if isinstance(error, ForkError) else _line(error))
+        return visit(points, functools.partial(value_of, self))
 
     def submit(self, optimizer: ZeroOrder) -> Tensor | None:
         """Take a whole step on the device without waiting for it, as a captured graph; None where that is not possible.
@@ -238,6 +256,11 @@ class Objective:
         """The rows on the device."""
         device = self.engine.device
         return [(row.to(device), labels.to(device)) for row, labels in self.rows]
+
+
+def _line(error: Exception) -> str:
+    """An error in a line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _totals(logits: Tensor, row: Row | Padded) -> Tensor:

@@ -46,10 +46,15 @@ class Anatomy:
             for param in module._parameters.values():
                 if param is not None:
                     self.owners.setdefault(names[id(param)], []).append(module)
+        self.shared: set[str] = set()
+        """Parameters that are read in several layers, or in a layer and outside it."""
         for stack in stacks(model):
             for layer in model.get_submodule(stack).children():
-                for param in layer.parameters():
-                    self.layer[names[id(param)]] = layer
+                inside = set(layer.modules())
+                for name in {names[id(param)] for param in layer.parameters()}:
+                    if name in self.layer or not inside.issuperset(self.owners[name]):
+                        self.shared.add(name)
+                    self.layer[name] = layer
 
     def stages(self, members: Sequence[Member]) -> list[tuple[nn.Module, list[Member]]]:
         """The modules to run once a point, each with the tensors that are perturbed in it.
@@ -58,6 +63,8 @@ class Anatomy:
         """
         found: dict[int, tuple[nn.Module, list[Member]]] = {}
         for member in members:
+            if member.name in self.shared:
+                raise ForkError(f"{member.name!r} is read in several places of the stack of layers")
             layer = self.layer.get(member.name)
             for module in [layer] if layer is not None else self.owners[member.name]:
                 if layer is None and any(True for _ in module.children()):
@@ -263,7 +270,7 @@ def _low_rank(members: Sequence[Member]) -> bool:
 def _beside(owner: nn.Module, members: Sequence[Member]) -> bool:
     """Whether a module's active tensors can be perturbed in it alone, without copies of its matrices."""
     if not any(isinstance(member.basis, Factored) for member in members):
-        return all(member.param.dim() < 2 for member in members)
+        return all(member.param.dim() < 2 for member in members) and not any(True for _ in owner.children())
     if type(owner) is nn.Embedding:  # subclasses shift ids or scale rows
         return owner.max_norm is None
     return type(owner) is nn.Linear or type(owner).__name__ == "Conv1D"

@@ -105,7 +105,8 @@ class Graphs:
             self._steps.clear()
             self._pool, self.shared = None, 0
             self._owner = optimizer
-        what = (optimizer.estimator, optimizer.block, *optimizer.places())
+        cast_to = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        what = (optimizer.estimator, optimizer.block, cast_to, *optimizer.places())
         key = (*what, row.shapes, objective.over)
         captured = self._steps.get(key)
         if captured is None:

@@ -63,14 +63,15 @@ def words(key: Key, offset: int, n: int) -> U32:
 def fma(a: F32, b: F32 | float, c: F32 | float) -> F32:
     """a·b + c with one rounding: exact product and round-to-odd sum in fp64, then fp32."""
     x, y, z = (np.asarray(v, dtype=np.float32).astype(np.float64) for v in (a, b, c))
-    p = x * y
-    s = p + z
-    v = s - p
-    error = (p - (s - v)) + (z - v)  # of the sum, exactly
-    bits = s.view(np.int64)
-    toward = np.where((error > 0) == (s > 0), 1, -1)
-    odd = np.where((error != 0) & (bits & 1 == 0), bits + toward, bits)
-    return odd.view(np.float64).astype(np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        p = x * y
+        s = p + z
+        v = s - p
+        error = (p - (s - v)) + (z - v)  # of the sum, exactly
+        bits = s.view(np.int64)
+        toward = np.where((error > 0) == (s > 0), 1, -1)
+        odd = np.where(np.isfinite(s) & (error != 0) & (bits & 1 == 0), bits + toward, bits)
+        return odd.view(np.float64).astype(np.float32)
 
 
 def polynomial(coefficients: tuple[float, ...], x: F32) -> F32:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -13,7 +12,7 @@ from torch import nn
 from ..block import by_name as partition_by_name
 from ..errors import ZeroBlockError
 from ..journal import Record
-from ..method import METHODS
+from ..method import METHODS, specimen
 from ..noise import Rounding
 from ..optimizer import Closure, ZeroOrder
 from ..schedule import by_name as schedule_by_name
@@ -134,19 +133,13 @@ def check(config: Config) -> None:
         return
     for name, value in given.items():
         try:
-            METHODS[config.method](_specimen(), **{name: value})
+            METHODS[config.method](specimen(), **{name: value})
         except TypeError as error:
             raise ZeroBlockError(f"{config.method} takes no {words.get(name, name)}") from error
-    if config.order is not None and len(optimizer(config, _specimen()).blocks) == 1:
+    if config.order is not None and len(optimizer(config, specimen()).blocks) == 1:
         raise ZeroBlockError(
             f"{config.method} has one block, and so no order: use a method of blocks, such as mezo_bcd"
         )
-
-
-@functools.cache
-def _specimen() -> nn.Module:
-    """A model small enough to try options on."""
-    return nn.ModuleDict({"embed": nn.Embedding(2, 2), "layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})
 
 
 def learner(config: Config, model: nn.Module, listener: Listener) -> Learner:
