@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .replay import Device, Force, Model, Out, write_weights
+from .replay import Device, Force, Model, Out, Remote, write_weights
 
 
 def apply(
@@ -16,8 +16,9 @@ def apply(
     model: Model = None,
     device: Device = "auto",
     force: Force = False,
+    trust_remote_code: Remote = False,
 ) -> None:
     """Bring an exported fine-tune onto its base model, bit for bit."""
     from ..journal import read
 
-    write_weights(read(file), out, model, device, force)
+    write_weights(read(file), out, model, device, force, trust_remote_code)

@@ -24,6 +24,8 @@ Force = Annotated[
     bool, typer.Option("--force", help="Take other base weights, or a journal of another version of zeroblock.")
 ]
 
+Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run the code that comes with the model.")]
+
 
 def replay(
     run: Annotated[Path, typer.Argument(help="A run's folder, a journal or an exported file.")],
@@ -32,14 +34,17 @@ def replay(
     step: Annotated[int | None, typer.Option(min=0, help="After so many steps; all by default.")] = None,
     device: Device = "auto",
     force: Force = False,
+    trust_remote_code: Remote = False,
 ) -> None:
     """Rebuild the weights of any step, bit for bit."""
     from ..journal import read
 
-    write_weights(read(run, step), out, model, device, force)
+    write_weights(read(run, step), out, model, device, force, trust_remote_code)
 
 
-def write_weights(contents: Contents, out: Path, model: str | None, device: str, force: bool) -> None:
+def write_weights(
+    contents: Contents, out: Path, model: str | None, device: str, force: bool, trust_remote_code: bool
+) -> None:
     """Load the base, take the journal's steps, save the weights and the tokenizer."""
     import torch
 
@@ -57,11 +62,18 @@ def write_weights(contents: Contents, out: Path, model: str | None, device: str,
     if contents.torn:
         typer.echo(f"zeroblock: warning: the journal ends with {contents.note}, which are left out", err=True)
     random = model is None and header.extra.get("random_weights") is True
-    module = models.load(name, getattr(torch, header.dtype), device, random_weights=random, seed=header.seed)
+    module = models.load(
+        name,
+        getattr(torch, header.dtype),
+        device,
+        random_weights=random,
+        seed=header.seed,
+        trust_remote_code=trust_remote_code,
+    )
     optimizer = header.rebuild(module, force=force)
     with _bar(len(contents.records)) as progress:
         take(optimizer, contents.records, progress)
-    _save(module, models.tokenizer(name), out)
+    _save(module, models.tokenizer(name, trust_remote_code=trust_remote_code), out)
     typer.echo(f"{out}: {name} after {len(contents.records):,} steps")
 
 
