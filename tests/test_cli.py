@@ -14,7 +14,8 @@ from zeroblock.method import METHODS
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from zeroblock.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    root = Path(__file__).parents[1]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, cwd=root)
 
 
 def test_help_needs_no_torch() -> None:
@@ -69,7 +70,17 @@ def test_every_subcommand_has_help(command: str) -> None:
             ["blocks", "--model", "opt-125m", "--partition", "layrs"],
             "unknown partition 'layrs'; did you mean 'layers'?",
         ),
-        (["blocks", "--model", "opt-125m", "--partition", "layers:0"], "only layers takes a number"),
+        (["blocks", "--model", "opt-125m", "--partition", "layers:0"], "from 1 on, as in layers:2"),
+        (["blocks", "--model", "opt-125m", "--partition", "whole:2"], "only layers takes a number"),
+        (["blocks", "--model", "tests"], "no config.json"),
+        (["schedule", "--seed", str(1 << 64)], "less than or equal to"),
+        (["tasks", "show", "README.md"], "cannot tell what README.md is"),
+        (["bench", "plot", "--csv", "results/bench.csv", "--out", "README.md"], "README.md: File exists"),
+        (["bench", "plot", "--csv", "docs/bench_time.png", "--out", "docs"], "not UTF-8"),
+        (["train", "--config", "README.md"], "README.md: invalid TOML"),
+        (["train", "--model", "smollm2", "--task", "sst2", "--lr", "1", "--track", "wand"], "did you mean 'wandb'?"),
+        (["eval", "--model", "opt-125m", "--task", "sst2", "--device", "mps"], "choose auto, cpu, cuda or cuda:N"),
+        (["sweep", "docs/bench_time.png"], "not UTF-8"),
         (["schedule", "--order", "flipflop"], "did you mean 'flip-flop'?"),
         (["schedule", "--blocks", "0"], "greater than or equal to 1"),
         (["schedule", "--turns", "many"], "valid integer"),

@@ -133,8 +133,10 @@ def by_name(text: str) -> Partition:
         raise unknown("partition", name, [*PARTITIONS, "layers:2"])
     if not colon:
         return PARTITIONS[name]
-    if name != "layers" or not k.isdigit() or int(k) < 1:
+    if name != "layers":
         raise ZeroBlockError(f"partition {text!r}: only layers takes a number, as in layers:2")
+    if not k.isdigit() or int(k) < 1:
+        raise ZeroBlockError(f"partition {text!r}: the number is of layers a block, from 1 on, as in layers:2")
     return functools.partial(layers, k=int(k))
 
 

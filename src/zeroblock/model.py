@@ -63,6 +63,8 @@ def place(device: torch.device | str = "auto") -> torch.device:
         found = torch.device(device)
     except RuntimeError as error:
         raise ZeroBlockError(f"unknown device {str(device)!r}; choose auto, cpu, cuda or cuda:N") from error
+    if found.type not in ("cpu", "cuda"):
+        raise ZeroBlockError(f"device {str(device)!r} is not one zeroblock runs on; choose auto, cpu, cuda or cuda:N")
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ZeroBlockError(f"no GPU is visible to torch, and {str(device)!r} was asked for: use cpu or auto")
     return found
@@ -116,8 +118,8 @@ def load(
             model = AutoModelForCausalLM.from_config(shape, dtype=kind, trust_remote_code=trust_remote_code, **options)
     elif name in OPT:
         raise ZeroBlockError(
-            f"{name} is a shape without weights: add --random-weights for speed work, or take the weights of the hub "
-            f"with facebook/{name}"
+            f"{name} is a shape without weights: take those of the hub, facebook/{name}, or, where there is the "
+            "option, add --random-weights for speed work"
         )
     else:
         model = _read(
@@ -159,6 +161,8 @@ def _read(reader: Callable[..., Any], name: str, what: str, **options: Any) -> A
             raise ZeroBlockError(f"{name} is a GGUF file: pip install gguf")
         options["gguf_file"], source = file.name, str(file.parent)
     elif file.is_dir():
+        if not (file / "config.json").is_file():
+            raise ZeroBlockError(f"{name} holds no model: there is no config.json in it")
         source = str(file)
     elif name.startswith((".", "/", "~")):
         raise ZeroBlockError(f"no folder {name!r}")
@@ -166,7 +170,7 @@ def _read(reader: Callable[..., Any], name: str, what: str, **options: Any) -> A
         source = name
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
     try:
-        with _bars():
+        with bars(), _terse():
             return reader(source, **options)
     except Exception as error:  # a missing file, package or network, each in its own kind of exception
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -177,7 +181,19 @@ def _read(reader: Callable[..., Any], name: str, what: str, **options: Any) -> A
 
 
 @contextlib.contextmanager
-def _bars() -> Iterator[None]:
-    """Progress bars of the readers, where somebody is looking."""
+def _terse() -> Iterator[None]:
+    """No advice of transformers on how to load: what was asked for is what is wanted."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def bars() -> Iterator[None]:
+    """Progress bars of transformers, where somebody is looking."""
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
         yield

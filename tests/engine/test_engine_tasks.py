@@ -10,6 +10,7 @@ from test_engine_equality import slow_scores
 
 from zeroblock import ZeroBlockError
 from zeroblock.engine import Engine
+from zeroblock.model import DTYPES
 from zeroblock.task import TASKS, get
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -39,3 +40,11 @@ def test_packed_scores_of_real_rows(name: str, smollm2) -> None:
     expected = [total for scores in slow_scores(model, batch) for total in scores]
     assert len(got) >= len(batch)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_16_bits_are_packed_and_forked(dtype: str, smollm2) -> None:
+    """What rounding does to scores is not taken for a fault of packing."""
+    engine = Engine(smollm2[0].to(DTYPES[dtype]))
+    smollm2[0].float()
+    assert engine.forked, engine.why

@@ -105,6 +105,7 @@ def test_chat_without_template(tmp_path):
     ("row", "message"),
     [
         ({"prompt": "x"}, "no column 'completion'"),
+        ({"prompt": "x", "completion": None}, "column 'completion' is empty"),
         ({"prompt": "x", "completion": " "}, "the completion is empty"),
         ({"prompt": "x", "completion": 4}, "expected text"),
     ],
@@ -141,7 +142,7 @@ def test_unknown_layout(tmp_path):
     ("content", "message"),
     [
         ("prompt,completion\na,b,c\n", r"p\.csv:2: more than the header's 2 columns"),
-        ("prompt,completion\na,b\nc\n", r"p\.csv:3: no column 'completion'"),
+        ("prompt,completion\na,b\nc\n", r"p\.csv:3: column 'completion' is empty"),
         ('prompt,completion\na,"b\n', r"p\.csv:2: invalid CSV"),
         ("prompt,completion\n", "no rows in"),
     ],
@@ -247,6 +248,9 @@ def test_toml_generation(tmp_path):
         ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nmetric = "accuracy"', "metric accuracy is for options"),
         ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nobjective = "options"', "objective options needs options"),
         ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nobjective = "reward"', "unknown objective 'reward'"),
+        ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nlabels = ["a"]', "labels is for options"),
+        ('train = "t.csv"\nprompt = "{te"\nanswer = "y"', "has a lone '{'"),
+        ('train = "t.csv"\nprompt = "x"\nanswer = "y}"', "has a lone '}'"),
     ],
 )
 def test_bad_toml(toml, message, tmp_path):
@@ -259,7 +263,7 @@ def test_bad_toml(toml, message, tmp_path):
     ("row", "message"),
     [
         ("x,maybe", "unknown label 'maybe'; expected 'neg', 'pos'"),
-        ("x", "no column 'mood'"),
+        ("x", "column 'mood' is empty"),
     ],
 )
 def test_bad_row_of_a_toml_task(row, message, tmp_path):
@@ -267,6 +271,29 @@ def test_bad_row_of_a_toml_task(row, message, tmp_path):
     (tmp_path / "mood.csv").write_text(f"text,mood\nfine,pos\n{row}\n")
     with pytest.raises(ZeroBlockError, match=rf"mood\.csv:3: {message}"):
         get(str(tmp_path / "mood.toml")).load()
+
+
+def test_columns_of_any_name(tmp_path):
+    (tmp_path / "t.toml").write_text('train = "t.csv"\nprompt = "{review text}, {a-b} {{x}}"\nanswer = " {c}"')
+    (tmp_path / "t.csv").write_text("review text,a-b,c\nfine,2,yes\n")
+    _, examples = only(tmp_path / "t.toml")
+    assert examples[0].context == "fine, 2 {x}"
+
+
+def test_json_that_is_not_one_object_a_line(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[{"prompt": "a", "completion": "b"},\n{"prompt": "a", "completion": "b"}]')
+    with pytest.raises(ZeroBlockError, match=r"a\.json:1: begins a JSON array; write one object a line"):
+        get(str(path))
+    path.write_text("[" * 100_000)
+    with pytest.raises(ZeroBlockError, match=r"a\.json:1: nested too deeply"):
+        get(str(path))
+
+
+def test_a_long_field_of_a_csv(tmp_path):
+    (tmp_path / "p.csv").write_text(f"prompt,completion\n{'long ' * 40_000},b\n")
+    _, examples = only(tmp_path / "p.csv")
+    assert len(examples[0].context) > 190_000
 
 
 def test_template_column_that_is_not_there(tmp_path):

@@ -142,6 +142,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(toys, tmp_path, how):
     said, errors = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "Traceback" not in errors
+    assert ("the same command goes on" in errors) == (how == signal.SIGINT)
     until(lambda: _free(journal))  # a worker whose sweep was killed stops by itself
     assert not (journal.parent / "summary.json").exists()
     done = {path: path.stat().st_mtime_ns for path in runs.glob("*zero-shot*/*")}

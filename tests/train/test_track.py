@@ -17,6 +17,10 @@ def test_no_tracker_does_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_tracking_is_turned_off_by_name(tmp_path):
+    assert type(tracker("none", tmp_path, {})) is type(tracker(None, tmp_path, {}))
+
+
 def test_tensorboard_has_every_number(tmp_path):
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = tracker("tensorboard", tmp_path, {"lr": 1e-3, "task": "sst2"})

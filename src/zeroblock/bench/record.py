@@ -78,9 +78,8 @@ def append(path: Path, rows: Sequence[Row]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     old = path.exists() and path.stat().st_size > 0
-    if old:
-        _check(path)
-    with path.open("a", newline="") as file:
+    check(path)
+    with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(FIELDS), lineterminator="\n")
         if not old:
             writer.writeheader()
@@ -91,9 +90,9 @@ def read(path: Path) -> list[Row]:
     """The rows of a CSV."""
     if not path.is_file():
         raise ZeroBlockError(f"no file {str(path)!r}; write it with: zeroblock bench step --csv {path}")
-    _check(path)
+    check(path)
     rows = []
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         for line in csv.DictReader(file):
             try:
                 rows.append(Row(**{name: _value(line[name], kind) for name, kind in FIELDS.items()}))
@@ -146,9 +145,15 @@ def today() -> str:
     return datetime.date.today().isoformat()
 
 
-def _check(path: Path) -> None:
-    with path.open(newline="") as file:
-        header = next(csv.reader(file), [])
+def check(path: Path) -> None:
+    """Refuse a file that holds something else."""
+    if not path.exists() or not path.stat().st_size:
+        return
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            header = next(csv.reader(file), [])
+    except UnicodeDecodeError as error:
+        raise ZeroBlockError(f"{path} is not UTF-8, and so nothing that bench step wrote") from error
     if header != list(FIELDS):
         raise ZeroBlockError(f"{path} has other columns than bench step writes; give another file")
 

@@ -89,6 +89,11 @@ def main() -> None:
     except BrokenPipeError:  # `zeroblock … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        sys.exit(_fail(f"{where}{error.strerror or error}", 2))
+    if code == 130:  # what typer makes of a KeyboardInterrupt; commands that stop in their own words raise SystemExit
+        _fail("interrupted", 130)
     sys.exit(code if isinstance(code, int) else 0)
 
 

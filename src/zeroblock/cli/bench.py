@@ -70,6 +70,8 @@ def step(
     plan = Plan(batch_size, steps, quick, warmup, seed, max_tokens, _graphs(graphs), interval)
     names = _names(task)
     where = models.place(device)
+    if csv is not None:
+        record.check(csv)
     pools = {name: _pool(name, model, data, encoded, tokenizer, seed) for name in names}
     config: Any = models.skeleton(model).config  # and what it takes to import a model is not the model's memory
     for name, pool in pools.items():

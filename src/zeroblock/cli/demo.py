@@ -29,7 +29,7 @@ def demo(
     result = make(config, folder, view(quiet, json=False))
     if result.summary is None:
         typer.echo(f"stopped after step {result.steps}; zeroblock demo goes on from there", err=True)
-        raise typer.Exit(result.code)
+        raise SystemExit(result.code)
     before, after = result.summary["zero_shot"]["test"], result.summary["test"]["selected"]
     n, seconds = result.summary["test"]["n"], result.summary["seconds"]
     typer.echo(

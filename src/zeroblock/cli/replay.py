@@ -61,6 +61,7 @@ def write_weights(
         raise ZeroBlockError("the base has several dtypes: load it in Python, then zeroblock.load(model, FILE)")
     if contents.torn:
         typer.echo(f"zeroblock: warning: the journal ends with {contents.note}, which are left out", err=True)
+    out.mkdir(parents=True, exist_ok=True)
     random = model is None and header.extra.get("random_weights") is True
     module = models.load(
         name,
@@ -82,9 +83,11 @@ def _save(module: Any, tokenizer: Any, out: Path) -> None:
         # a GGUF's weights were expanded when they were read, but transformers refuses to save what came quantized
         module.hf_quantizer = None
         del module.config.quantization_config
-    out.mkdir(parents=True, exist_ok=True)
-    module.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    from ..model import bars
+
+    with bars():
+        module.save_pretrained(out)
+        tokenizer.save_pretrained(out)
 
 
 @contextlib.contextmanager

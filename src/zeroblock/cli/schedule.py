@@ -14,7 +14,7 @@ def schedule(
     ] = "shuffled",
     blocks: Annotated[int, typer.Option(min=1, help="Number of blocks N.")] = 5,
     turns: Annotated[int, typer.Option(min=0, help="Number of turns to print.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random orders.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of the random orders.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
 ) -> None:
     """Print the sequence of block indices, 0 being nearest to the input.

@@ -86,6 +86,9 @@ def _make(sweep: Sweep, folder: Path, jobs: int, command: str, json: bool) -> di
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` and batch systems stop it cleanly
     try:
         pool.make()
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; {len(pool.outcomes)} runs are finished, the same command goes on", err=True)
+        raise SystemExit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
     if json:

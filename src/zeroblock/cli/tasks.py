@@ -13,7 +13,7 @@ from ..errors import unknown
 if TYPE_CHECKING:
     from ..task import Encoded, Example, Task
 
-app = typer.Typer(help="List the tasks, or show the examples of one.", invoke_without_command=True)
+app = typer.Typer(invoke_without_command=True)
 
 SPLITS = ("train", "dev", "test")
 
@@ -23,7 +23,23 @@ def tasks(
     context: typer.Context,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
 ) -> None:
-    """List the tasks, or show the examples of one."""
+    """List the tasks, or show the examples of one.
+
+    A path is a task too.  A .jsonl or .csv (or a folder with train.jsonl and validation.jsonl) of
+    `prompt` and `completion`, joined as they are written, or of chat `messages`.  A .toml that names
+    columns, a template and options:
+
+        train = "train.csv"                # JSONL or CSV, beside this file
+        validation = "test.csv"            # optional: else rows are held out
+        prompt = "{text} It was"           # {text} is the column text
+        options = [" terrible", " great"]  # or the name of a column of lists
+        label = "sentiment"                # the column that says which is right
+        labels = ["neg", "pos"]            # its values, unless 0, 1 or the options
+
+    or, to generate, in place of options and label:
+
+        answer = " {reply}\\n"             # where reply is a list, all are right
+    """
     if context.invoked_subcommand is not None:
         return
     from ..task import TASKS
@@ -87,7 +103,7 @@ def show(
 
     console = Console(highlight=False)
     for number, (example, ids) in enumerate(zip(examples, encoded, strict=True), start=1):
-        _print(console, task, example, ids, f"{task.name} {split or 'train.jsonl'} {number}")
+        _print(console, task, example, ids, f"{task.name} {split or 'train'} {number}")
     if encoder:
         cut = count_cut(ids for ids in encoded if ids)
         console.print(f"{cut} of {len(examples)} contexts cut to {max_length} tokens", markup=False)

@@ -102,7 +102,7 @@ def report(result: Result, json: bool) -> None:
     if summary is None:
         how = "" if result.code == 0 else f": {result.reason}"
         typer.echo(f"stopped after step {result.steps}{how}; continue with: zeroblock resume {result.folder}", err=True)
-        raise typer.Exit(result.code)
+        raise SystemExit(result.code)
     if json:
         for line in json_lines(result):
             typer.echo(jsonlib.dumps(line))

@@ -31,12 +31,16 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None) -> Path
     Returns:
         The path of the file.
     """
+    path = Path(out)
+    if path.exists():
+        raise ZeroBlockError(f"{str(path)!r} is there already: give another name")
     contents = file.read(run, step)
+    if contents.torn:
+        warnings.warn(f"{run} ends with {contents.note}, which are left out", ZeroBlockWarning, stacklevel=2)
     if not contents.records:
         raise ZeroBlockError(f"{str(run)!r} has no steps to export")
     header = contents.header.replace(steps=len(contents.records), card="")
     header = header.replace(card=card(header, contents.records, Path(run)))
-    path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
     file.write(path, file.dump(header, contents.records))
     return path

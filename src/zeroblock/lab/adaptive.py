@@ -28,16 +28,18 @@ class Seen:
 
 
 def read(path: Path) -> list[Seen]:
-    """Steps of a JSONL file, one object a line with at least ``step``, ``block`` and ``coeffs``.
+    """Steps of a run's folder, of a journal, or of a JSONL file.
 
-    In a folder the file is records.jsonl.  Steps must follow each other; a last line that a killed run cut short is
-    left out.
+    A line of the latter is an object with at least ``step``, ``block`` and ``coeffs``.  Steps must follow each other;
+    a last line that a killed run cut short is left out.
     """
-    if path.is_dir():
-        found = [p for name in ("records.jsonl", "journal.jsonl", "steps.jsonl") if (p := path / name).is_file()]
-        if not found:
-            raise ZeroBlockError(f"{path} holds no records.jsonl; give the JSONL file of the run's records")
-        path = found[0]
+    if path.is_dir() or path.suffix == ".zbj":
+        from ..journal import read as read_journal
+
+        taken = [Seen(record.step, record.block, record.coeffs) for record in read_journal(path).records]
+        if not taken:
+            raise ZeroBlockError(f"{path} holds no records")
+        return taken
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -52,12 +52,12 @@ from .task import Task
 SUFFIXES = (".toml", ".jsonl", ".json", ".csv")
 SIZES = Sizes(train=None)  # one's own rows are there to be used
 
-_FIELD = re.compile(r"\{\{|\}\}|\{([\w.]+)\}")
+_FIELD = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 
 def is_path(name: str) -> bool:
     """Whether a task's name means a file or folder of one's own."""
-    return name.endswith(SUFFIXES) or "/" in name or Path(name).is_dir()
+    return name.endswith(SUFFIXES) or "/" in name or Path(name).exists()
 
 
 def open_task(path: str | Path, tokenizer: Any = None) -> Task:
@@ -227,6 +227,9 @@ def _described(path: Path, given: dict[str, Any]) -> Task:
     if "options" in given and "label" not in given:
         raise ZeroBlockError("options need label, the column that says which is right")
     generates = "answer" in given
+    for key in ("label", "labels", "calibration"):
+        if generates and key in given:
+            raise ZeroBlockError(f"{key} is for options, and an answer has none: leave it out")
     metric_name = given.get("metric", "f1" if generates else "accuracy")
     if metric_name not in METRICS:
         raise unknown("metric", metric_name, METRICS)
@@ -245,6 +248,11 @@ def _described(path: Path, given: dict[str, Any]) -> Task:
         templates += given["options"]
         if "labels" in given and len(given["labels"]) != len(given["options"]):
             raise ZeroBlockError(f"{len(given['labels'])} labels for {len(given['options'])} options")
+    for template in templates:
+        if rest := set(_FIELD.sub("", template)) & set("{}"):
+            raise ZeroBlockError(
+                f"{template!r} has a lone {min(rest)!r}: columns are written {{column}}, a brace twice"
+            )
     columns = [name for template in templates for name in _FIELD.findall(template) if name]
     columns += [given["options"]] if isinstance(given.get("options"), str) else []
     columns += [given["label"]] if "label" in given else []

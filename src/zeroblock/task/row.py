@@ -29,7 +29,9 @@ class Row:
         """A column's value; ``answers.text`` is the field ``text`` of the column ``answers``."""
         value: Any = self.fields
         for part in (name,) if name in self.fields else name.split("."):
-            if not isinstance(value, Mapping) or part not in value or value[part] is None:
+            if isinstance(value, Mapping) and part in value and value[part] is None:
+                raise DataError(f"column {name!r} is empty")
+            if not isinstance(value, Mapping) or part not in value:
                 raise DataError(f"no column {name!r}; the row has: {', '.join(map(str, self.fields)) or 'nothing'}")
             value = value[part]
         return value
@@ -86,7 +88,11 @@ def _jsonl(path: Path) -> Iterator[Row]:
             where = f"{path}:{number}"
             try:
                 fields = json.loads(line)
+            except RecursionError as error:
+                raise ZeroBlockError(f"{where}: nested too deeply") from error
             except json.JSONDecodeError as error:
+                if line.lstrip().startswith(b"["):
+                    raise ZeroBlockError(f"{where}: begins a JSON array; write one object a line") from error
                 raise ZeroBlockError(f"{where}: invalid JSON ({error.msg} at column {error.colno})") from error
             except UnicodeDecodeError as error:
                 raise ZeroBlockError(f"{where}: not UTF-8") from error
@@ -97,6 +103,7 @@ def _jsonl(path: Path) -> Iterator[Row]:
 
 def _csv(path: Path) -> Iterator[Row]:
     with path.open("rb") as raw:
+        csv.field_size_limit(1 << 30)
         reader = csv.DictReader(_decoded(raw, path), strict=True)
         begin = 2  # a quoted field may hold newlines: a row's line is where it begins
         try:

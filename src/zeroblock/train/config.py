@@ -21,6 +21,9 @@ EXECUTION = ("data", "device", "engine", "graphs", "max_tokens", "max_minutes", 
 """Settings that may differ when a run is resumed: they say where and how it runs, not what it is."""
 
 
+TRACKERS = ("tensorboard", "wandb", "trackio", "none")
+
+
 def _option(default: Any, help: str, least: float | None = None) -> Any:
     """A field with what the command line says of it, and the least value it may have."""
     return field(default=default, metadata={"help": help, "least": least})
@@ -82,7 +85,7 @@ class Config:
     max_minutes: float | None = _option(None, "Stop after so many minutes, to be resumed.")
     snapshot_every: int = _option(0, "Steps between snapshots of the weights, which shorten resuming; 0 for none.", 0)
     fsync: float = _option(1.0, "Seconds between the journal's forced writes to disk; 0 for every step.", 0.0)
-    track: str | None = _option(None, "Report to tensorboard, wandb or trackio too.")
+    track: str | None = _option(None, "Report to tensorboard, wandb or trackio too; none stops that.")
 
     def __post_init__(self) -> None:
         for name, kind in KINDS.items():
@@ -99,6 +102,8 @@ class Config:
             if getattr(self, name) >= 1 << bits:
                 raise ZeroBlockError(f"{name} must be below 2**{bits}, got {getattr(self, name)}")
         self._check_method()
+        if self.track not in (None, *TRACKERS):
+            raise unknown("tracker", str(self.track), TRACKERS)
         if self.warmup >= self.steps:
             raise ZeroBlockError(f"a warm-up of {self.warmup} steps leaves nothing of {self.steps} steps")
 
@@ -154,8 +159,9 @@ class Config:
     @classmethod
     def load(cls, path: str | Path) -> Config:
         """Read a TOML file of flat names and values."""
+        values = read(path)
         try:
-            return cls.of(read(path))
+            return cls.of(values)
         except ZeroBlockError as error:
             raise ZeroBlockError(f"{path}: {error}") from error
 
@@ -172,7 +178,7 @@ def read(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise ZeroBlockError(f"cannot read {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ZeroBlockError(f"invalid TOML ({error})") from error
+        raise ZeroBlockError(f"{path}: invalid TOML ({error})") from error
 
 
 KINDS: dict[str, Any] = typing.get_type_hints(Config)

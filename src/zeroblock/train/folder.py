@@ -96,6 +96,10 @@ class Folder:
             found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
+        except ValueError as error:
+            raise ZeroBlockError(
+                f"{self.path / 'summary.json'} is damaged ({error}): remove it, then zeroblock resume {self.path}"
+            ) from error
         return found
 
     @property
@@ -145,14 +149,14 @@ class Folder:
         kept = []
         for line in lines:
             try:
-                found = json.loads(line)
-            except json.JSONDecodeError:
+                found = Measurement.of(json.loads(line))
+            except (ValueError, KeyError, TypeError):
                 break
             if not line.endswith("\n"):  # what is added next would join it
                 break
-            if found["step"] <= steps:
+            if found.step <= steps:
                 kept.append(line)
-                self.measurements.append(Measurement.of(found))
+                self.measurements.append(found)
         if kept != lines:
             self._write("metrics.jsonl", "".join(kept))
 

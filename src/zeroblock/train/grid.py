@@ -42,6 +42,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ZeroBlockError, unknown
+from ..task import TASKS
+from ..task.own import is_path
 from .config import Config
 
 KEYS = ("tune", "tune_seeds", "run", "grid", "follow", "task", "case")
@@ -129,7 +131,7 @@ class Grid:
         follow = _check("[follow]", file.get("follow", {}))
         _check("[follow]", {str(source): None for source in follow.values()})
         tune = file.get("tune", [])
-        if not isinstance(tune, list):
+        if not isinstance(tune, list) or not all(isinstance(field, str) for field in tune):
             raise ZeroBlockError(f'tune is a list of fields, as in tune = ["lr"], not {tune!r}')
         _check("tune", dict.fromkeys(tune))
         if wrong := [field for field in tune if field in ("task", *AVERAGED)]:
@@ -157,7 +159,13 @@ class Grid:
         of_case = {
             case.name: _several((self.run | case.fields | self.overrides).get("task", [])) for case in self.cases
         }
+        for task in itertools.chain.from_iterable(of_case.values()):
+            if not isinstance(task, str):
+                raise ZeroBlockError(f"task = {task!r} is not a task's name")
         tasks = dict.fromkeys(itertools.chain.from_iterable(of_case.values()))
+        for task in tasks:
+            if not is_path(task) and task not in TASKS:
+                raise unknown("task", task, TASKS)
         return [(task, case) for task in tasks for case in self.cases if task in of_case[case.name]]
 
     def _places(self, task: str, case: Case) -> Iterator[Place]:
@@ -166,6 +174,8 @@ class Grid:
         fields["task"] = task
         lists = {name: value for name, value in fields.items() if isinstance(value, list)}
         for name, values in lists.items():
+            if not all(isinstance(value, (str, int, float)) for value in values):
+                raise ZeroBlockError(f"{_where(case, task)}: {name} = {values} holds what is no text and no number")
             if not values or len({json.dumps(value) for value in values}) < len(values):
                 raise ZeroBlockError(f"{_where(case, task)}: {name} = {values} is empty or names a value twice")
         rows = {name: values for name, values in lists.items() if name not in (*self.tune, *AVERAGED)}

@@ -104,6 +104,8 @@ class Sweep:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise ZeroBlockError(f"cannot read the sweep file {str(path)!r}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ZeroBlockError(f"{path}: not UTF-8") from error
         try:
             return cls.of(path.stem, tomllib.loads(text), overrides)
         except (ZeroBlockError, tomllib.TOMLDecodeError) as error:

@@ -96,11 +96,11 @@ def tracker(name: str | None, folder: Path, config: Mapping[str, Any]) -> Tracke
     """A tracker by name.
 
     Args:
-        name: ``tensorboard``, ``wandb`` or ``trackio``; None for one that does nothing.
+        name: ``tensorboard``, ``wandb`` or ``trackio``; None or ``none`` for one that does nothing.
         folder: the run folder.
         config: the run's configuration, to be shown beside the numbers.
     """
-    if name is None:
+    if name in (None, "none"):
         return Silent()
     if name not in TRACKERS:
         raise unknown("tracker", name, TRACKERS)
