@@ -118,8 +118,8 @@ def load(
             model = AutoModelForCausalLM.from_config(shape, dtype=kind, trust_remote_code=trust_remote_code, **options)
     elif name in OPT:
         raise ZeroBlockError(
-            f"{name} is a shape without weights: take those of the hub, facebook/{name}, or, where there is the "
-            "option, add --random-weights for speed work"
+            f"{name} is a shape without weights: add --random-weights for speed work, or take the weights of the hub "
+            f"with facebook/{name}"
         )
     else:
         model = _read(
@@ -161,7 +161,7 @@ def _read(reader: Callable[..., Any], name: str, what: str, **options: Any) -> A
             raise ZeroBlockError(f"{name} is a GGUF file: pip install gguf")
         options["gguf_file"], source = file.name, str(file.parent)
     elif file.is_dir():
-        if not (file / "config.json").is_file():
+        if not any((file / one).is_file() for one in ("config.json", "tokenizer.json", "tokenizer_config.json")):
             raise ZeroBlockError(f"{name} holds no model: there is no config.json in it")
         source = str(file)
     elif name.startswith((".", "/", "~")):

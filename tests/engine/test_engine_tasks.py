@@ -10,7 +10,6 @@ from test_engine_equality import slow_scores
 
 from zeroblock import ZeroBlockError
 from zeroblock.engine import Engine
-from zeroblock.model import DTYPES
 from zeroblock.task import TASKS, get
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -45,6 +44,7 @@ def test_packed_scores_of_real_rows(name: str, smollm2) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_16_bits_are_packed_and_forked(dtype: str, smollm2) -> None:
     """What rounding does to scores is not taken for a fault of packing."""
-    engine = Engine(smollm2[0].to(DTYPES[dtype]))
-    smollm2[0].float()
+    from zeroblock import model
+
+    engine = Engine(model.load("smollm2", dtype, "cpu"))
     assert engine.forked, engine.why

@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import zeroblock as zb
+from toy import Tiny, next_token
 from zeroblock.errors import ZeroBlockError
+from zeroblock.journal import Header, Journal
 from zeroblock.lab.adaptive import Diagnosis, Seen, probabilities, read, shares, synthetic
 from zeroblock.lab.runner import Runner
 from zeroblock.schedule import Adaptive
@@ -64,7 +67,19 @@ def test_records_are_read(tmp_path: Path) -> None:
     lines = [json.dumps({"step": i, "block": i % 2, "coeffs": [0.5, 1.0], "lr": 1}) for i in range(3)]
     path = write(tmp_path / "records.jsonl", *lines, '{"step": 3, "blo')  # killed while writing
     assert [s.block for s in read(path)] == [0, 1, 0]
-    assert read(tmp_path) == read(path)
+
+
+def test_a_run_is_read_from_its_journal(tmp_path: Path) -> None:
+    model = Tiny()
+    optimizer, steps = zb.mezo_bcd_adaptive(model, probes=2), []
+    with Journal.create(tmp_path / "journal.zbj", Header.of(optimizer, model="tiny")) as journal:
+        with pytest.raises(ZeroBlockError, match="no records"):
+            read(tmp_path)
+        for _ in range(7):
+            optimizer.step(next_token(model))
+            journal.append(optimizer.record)
+            steps.append(Seen(optimizer.record.step, optimizer.record.block, optimizer.record.coeffs))
+    assert read(tmp_path) == read(tmp_path / "journal.zbj") == steps
 
 
 @pytest.mark.parametrize(
@@ -85,7 +100,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, lines: list[str], words: str)
 def test_misuse_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ZeroBlockError, match="cannot read"):
         read(tmp_path / "absent.jsonl")
-    with pytest.raises(ZeroBlockError, match=r"holds no records\.jsonl"):
+    with pytest.raises(ZeroBlockError, match="cannot read the journal"):
         read(tmp_path)
     with pytest.raises(ZeroBlockError, match="there are 1 blocks"):
         probabilities([Seen(0, 1, (1.0,))], SCHEDULE, 1)

@@ -60,7 +60,7 @@ GOOD = {"sentence": "fine", "label": 1}
     ("line", "message"),
     [
         ('{"label": 1}', "no column 'sentence'; the row has: label"),
-        ('{"sentence": null, "label": 1}', "no column 'sentence'"),
+        ('{"sentence": null, "label": 1}', "column 'sentence' is empty"),
         ('{"sentence": 3, "label": 1}', "column 'sentence' holds int, expected text"),
         ('{"sentence": "x"}', "no column 'label'"),
         ('{"sentence": "x", "label": 2}', "unknown label 2 in column 'label'; expected 0 to 1"),

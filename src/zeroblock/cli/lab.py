@@ -131,7 +131,7 @@ def everything(out: Out = HERE, seeds: Seeds = None, workers: Workers = None, qu
 
 @app.command("adaptive")
 def adaptive_run(
-    run: Annotated[Path, typer.Argument(help="JSONL of records (step, block, coeffs), or a folder that holds one.")],
+    run: Annotated[Path, typer.Argument(help="A run's folder, a journal, or a JSONL of step, block and coeffs.")],
     blocks: Annotated[
         int | None, typer.Option(min=1, help="N; the largest block visited plus one unless said.")
     ] = None,

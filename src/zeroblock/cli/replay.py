@@ -61,7 +61,10 @@ def write_weights(
         raise ZeroBlockError("the base has several dtypes: load it in Python, then zeroblock.load(model, FILE)")
     if contents.torn:
         typer.echo(f"zeroblock: warning: the journal ends with {contents.note}, which are left out", err=True)
-    out.mkdir(parents=True, exist_ok=True)
+    if model in models.OPT:
+        raise ZeroBlockError(f"{model} is a shape without weights: give the base that the run began with")
+    out.mkdir(parents=True, exist_ok=True)  # a place that cannot be written is found out now
+    out.rmdir()
     random = model is None and header.extra.get("random_weights") is True
     module = models.load(
         name,

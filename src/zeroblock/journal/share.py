@@ -33,7 +33,7 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None) -> Path
     """
     path = Path(out)
     if path.exists():
-        raise ZeroBlockError(f"{str(path)!r} is there already: give another name")
+        raise ZeroBlockError(f"{str(path)!r} is there already, and nothing is ever overwritten: give another name")
     contents = file.read(run, step)
     if contents.torn:
         warnings.warn(f"{run} ends with {contents.note}, which are left out", ZeroBlockWarning, stacklevel=2)
