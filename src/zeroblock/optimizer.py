@@ -96,8 +96,8 @@ class ZeroOrder(torch.optim.Optimizer):
             raise ZeroBlockError(f"restore must be 'copy' or 'subtract', got {restore!r}")
         if restore == "subtract" and (isinstance(subspace, Sparse) or getattr(subspace, "as_published", False)):
             raise ZeroBlockError(
-                f"{subspace} cannot be restored by subtraction, which draws from the moved weights: "
-                "leave restore and as_published out"
+                f"{subspace} cannot be restored by subtraction, which would not take back the step it made: "
+                "leave restore='subtract' (or as_published) out"
             )
         self.model = model
         self.blocks = partition(model) if callable(partition) else blocks_of.explicit(model, partition)
@@ -505,7 +505,7 @@ class ZeroOrder(torch.optim.Optimizer):
         for what, mine, theirs in [
             ("seed", self.seed, state_dict["seed"]),
             ("number of blocks", len(self.blocks), len(state_dict["scores"])),
-            ("restore", self.restore, state_dict["restore"]),
+            ("restore", self.restore, state_dict.get("restore", self.restore)),
             *((part, mine, state_dict["parts"].get(part)) for part, mine in self.parts.items()),
         ]:
             if mine != theirs:

@@ -171,6 +171,8 @@ class Engine:
         with evaluation(self.model):
             try:
                 alone = torch.cat([self.totals(pad([one]).to(self.device))[0] for one in examples])
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:  # whatever a model of any family may raise
                 raise ZeroBlockError(
                     f"{type(self.model).__name__} does not run on a short text ({_line(error)})"
