@@ -467,4 +467,6 @@ def test_a_parameter_without_elements() -> None:
     model = Tiny()
     model.none = nn.Parameter(torch.empty(0))
     for build in zb.METHODS.values():
+        before = snapshot(model)
         build(model, lr=1e-3).step(next_token(model))
+        assert not same(before, snapshot(model))
