@@ -118,6 +118,22 @@ def test_what_is_frozen_stays(method: str, llama: Path, data: Path, tmp_path: Pa
     assert kept(tmp_path / "parts") == kept(tmp_path / "frozen")
 
 
+def test_what_a_model_freezes_itself_stays_frozen(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaded, taken from the shelf after a run that froze more, or with a pattern: its own flags hold."""
+
+    def loaded(*arguments: Any, **options: Any) -> Any:
+        module = load(*arguments, **options)
+        module.model.norm.weight.requires_grad_(False)
+        return module
+
+    monkeypatch.setattr(shelf.models, "load", loaded)
+    plain = Config.of({"model": str(llama), "task": "sst2", "lr": 1e-3, "device": "cpu"})
+    with shelf.keeping():
+        for config, frozen in ((plain, 1), (plain.replace(freeze="*embed*"), 2), (plain, 1)):
+            flags = [param.requires_grad for param in shelf.model(config).parameters()]
+            assert flags.count(False) == frozen
+
+
 def test_a_pattern_that_freezes_nothing_or_all_is_refused(llama: Path, data: Path, tmp_path: Path) -> None:
     for pattern, message in (("*embd*", r"no parameter is called '\*embd\*'"), ("*", "leaves nothing to train")):
         with pytest.raises(ZeroBlockError, match=message):

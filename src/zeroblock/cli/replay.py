@@ -63,8 +63,9 @@ def write_weights(
         typer.echo(f"zeroblock: warning: the journal ends with {contents.note}, which are left out", err=True)
     if model in models.OPT:
         raise ZeroBlockError(f"{model} is a shape without weights: give the base that the run began with")
-    out.mkdir(parents=True, exist_ok=True)  # a place that cannot be written is found out now
-    out.rmdir()
+    if not out.exists():  # a place that cannot be written is found out now, and nothing is left if the base is wrong
+        out.mkdir(parents=True)
+        out.rmdir()
     random = model is None and header.extra.get("random_weights") is True
     module = models.load(
         name,

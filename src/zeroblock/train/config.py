@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ZeroBlockError, unknown
+from .track import TRACKERS
 
 MEASURED = ("zero-shot", "icl")
 """Methods without training."""
 BACKPROPAGATION = "ft"
 EXECUTION = ("data", "device", "engine", "graphs", "max_tokens", "max_minutes", "snapshot_every", "fsync", "track")
 """Settings that may differ when a run is resumed: they say where and how it runs, not what it is."""
-
-
-TRACKERS = ("tensorboard", "wandb", "trackio", "none")
 
 
 def _option(default: Any, help: str, least: float | None = None) -> Any:
@@ -102,8 +100,8 @@ class Config:
             if getattr(self, name) >= 1 << bits:
                 raise ZeroBlockError(f"{name} must be below 2**{bits}, got {getattr(self, name)}")
         self._check_method()
-        if self.track not in (None, *TRACKERS):
-            raise unknown("tracker", str(self.track), TRACKERS)
+        if self.track is not None and self.track not in TRACKERS:
+            raise unknown("tracker", self.track, TRACKERS)
         if self.warmup >= self.steps:
             raise ZeroBlockError(f"a warm-up of {self.warmup} steps leaves nothing of {self.steps} steps")
 

@@ -61,7 +61,8 @@ def tokenizer(config: Config) -> Any:
 def model(config: Config) -> nn.Module:
     """The model of a run, with the weights it starts from; those that it moves are trainable."""
     found = _loaded(config)
-    _freeze(found, [] if config.freeze is None else [word.strip() for word in config.freeze.split(",")])
+    if config.freeze is not None:
+        _freeze(found, [word.strip() for word in config.freeze.split(",")])
     return found
 
 
@@ -72,7 +73,8 @@ def _freeze(module: nn.Module, patterns: list[str]) -> None:
             some = ", ".join(repr(name) for name in names[:3])
             raise ZeroBlockError(f"freeze: no parameter is called {pattern!r}; there are {some}, … (* stands for any)")
     for name, param in module.named_parameters():
-        param.requires_grad_(not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            param.requires_grad_(False)
     if not any(param.requires_grad for param in module.parameters()):
         raise ZeroBlockError("freeze leaves nothing to train: freeze less")
 
@@ -84,6 +86,7 @@ def _loaded(config: Config) -> nn.Module:
         with torch.no_grad():
             for name, param in kept.named_parameters():
                 param.copy_(weights[name])
+                param.requires_grad_(weights[name].requires_grad)
                 param.grad = None
         return kept
     if shelf is not None:
@@ -97,8 +100,13 @@ def _loaded(config: Config) -> nn.Module:
         trust_remote_code=config.trust_remote_code,
     )
     if shelf is not None and sum(param.nbytes for param in found.parameters()) <= SMALL:
-        shelf.model = (key, found, {name: param.detach().clone() for name, param in found.named_parameters()})
+        shelf.model = (key, found, {name: _copy(param) for name, param in found.named_parameters()})
     return found
+
+
+def _copy(param: Tensor) -> Tensor:
+    """A parameter's values and whether it is trainable."""
+    return param.detach().clone().requires_grad_(param.requires_grad)
 
 
 def _key(config: Config) -> Key:

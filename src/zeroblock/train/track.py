@@ -89,6 +89,7 @@ TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "trackio": Trackio,
+    "none": lambda folder, config: Silent(),
 }
 
 
@@ -96,12 +97,11 @@ def tracker(name: str | None, folder: Path, config: Mapping[str, Any]) -> Tracke
     """A tracker by name.
 
     Args:
-        name: ``tensorboard``, ``wandb`` or ``trackio``; None or ``none`` for one that does nothing.
+        name: ``tensorboard``, ``wandb`` or ``trackio``; ``none`` or None for one that does nothing.
         folder: the run folder.
         config: the run's configuration, to be shown beside the numbers.
     """
-    if name in (None, "none"):
-        return Silent()
+    name = name or "none"
     if name not in TRACKERS:
         raise unknown("tracker", name, TRACKERS)
     return TRACKERS[name](folder, config)
