@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 import os
 import signal
@@ -162,6 +163,22 @@ def test_weight_decay_spares_vectors_and_other_blocks() -> None:
     torch.testing.assert_close(every.norm.weight.detach(), start["norm.weight"] * 0.95)
 
 
+@pytest.mark.parametrize("name", zb.METHODS)
+def test_a_clipped_step_is_the_step_of_smaller_coefficients(name: str) -> None:
+    """And the record keeps what was measured; within the limit nothing changes."""
+    ends = []
+    for slope, clip in ((100.0, 10.0), (-10.0, None), (-100.0, 10.0), (-10.0, 10.0)):
+        model = Tiny()
+        optimizer = zb.METHODS[name](model, 1e-2, eps=0.5, clip=clip)
+        sides = itertools.cycle((slope / 2, -slope / 2))
+        optimizer.step(lambda sides=sides: next(sides))
+        assert optimizer.record.coeffs == (slope,)
+        ends.append(snapshot(model))
+    assert same(ends[1], ends[2])
+    assert same(ends[1], ends[3])
+    assert not same(ends[0], ends[1])
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_bad_loss_is_skipped_counted_and_warned_about_once(bad: float) -> None:
     model = Tiny()
@@ -257,6 +274,8 @@ def test_wrong_closures() -> None:
         ({"interval": 0}, "interval must be at least 1"),
         ({"restore": "add"}, "restore must be 'copy' or 'subtract'"),
         ({"weight_decay": -0.1}, "weight_decay must be"),
+        ({"clip": 0.0}, "clip must be finite and positive, or None, got 0"),
+        ({"clip": math.nan}, "clip must be finite and positive"),
     ],
 )
 def test_wrong_values(options: dict[str, object], message: str) -> None:
@@ -285,6 +304,7 @@ def test_a_state_of_another_run_is_refused() -> None:
         (zb.mezo_bcd(Tiny(depth=2), 1e-3), "saved with number of blocks 5"),
         (zb.mezo_bcd(Tiny(), 1e-3, schedule=zb.FlipFlop()), r"saved with schedule Shuffled\(\)"),
         (zb.mezo_bcd(Tiny(), 1e-3, eps=1e-2), "saved with estimator TwoSided"),
+        (zb.mezo_bcd(Tiny(), 1e-3, clip=2), r"saved with clip None, this optimizer has 2\.0"),
     ):
         with pytest.raises(ZeroBlockError, match=message):
             other.load_state_dict(saved)

@@ -61,6 +61,7 @@ class ZeroOrder(torch.optim.Optimizer):
         seed: of noise, bases and schedule.
         weight_decay: λ, decoupled, on the active block.
         decays: which parameters λ applies to, by name and tensor; matrices by default.
+        clip: a step takes coefficients beyond ±clip for ±clip; records keep what was measured.
         distribution: of the coordinates.
         rounding: of 16-bit weights.
         restore: "copy" never writes θ while measuring; "subtract" is MeZO's way, in place.
@@ -81,6 +82,7 @@ class ZeroOrder(torch.optim.Optimizer):
         seed: int = 0,
         weight_decay: float = 0.0,
         decays: Callable[[str, Tensor], bool] = is_matrix,
+        clip: float | None = None,
         distribution: Distribution = Distribution.NORMAL,
         rounding: Rounding = Rounding.STOCHASTIC,
         restore: Literal["copy", "subtract"] = "copy",
@@ -89,6 +91,8 @@ class ZeroOrder(torch.optim.Optimizer):
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if not (value >= 0 and math.isfinite(value)):
                 raise ZeroBlockError(f"{name} must be finite and not negative, got {value}")
+        if clip is not None and not (clip > 0 and math.isfinite(clip)):
+            raise ZeroBlockError(f"clip must be finite and positive, or None, got {clip}")
         for name, count in (("interval", interval), ("patience", patience)):
             if count < 1:
                 raise ZeroBlockError(f"{name} must be at least 1, got {count}")
@@ -107,6 +111,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self.estimator: Estimator = estimator or TwoSided()
         self.rule: Rule = rule or SGD()
         self.interval, self.seed, self.decays = interval, Key(seed, 0).seed, decays
+        self.clip = None if clip is None else float(clip)
         self.distribution, self.rounding = distribution, rounding
         self.restore, self.patience = restore, patience
 
@@ -170,6 +175,7 @@ class ZeroOrder(torch.optim.Optimizer):
             "estimator": repr(self.estimator),
             "rule": repr(self.rule),
             "interval": repr(self.interval),
+            **({} if self.clip is None else {"clip": repr(self.clip)}),
             "distribution": self.distribution.name.lower(),
             "rounding": self.rounding.name.lower(),
             "noise": f"version {VERSION}",
@@ -363,7 +369,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def _move(self, coeffs: Sequence[float], lr: float) -> None:
         key = Key(self.seed, self.steps)
-        share = [c / len(coeffs) for c in coeffs]
+        share = [c / len(coeffs) for c in map(self._clipped, coeffs)]
         if isinstance(self.rule, SGD):
             self.descend([-lr * s for s in share], lr)
             return
@@ -384,6 +390,9 @@ class ZeroOrder(torch.optim.Optimizer):
                 delta = self.rule.delta(g, {s: state[s][span] for s in self.rule.state}, state["t"])
                 basis.lift_(param, delta, span, -lr, key, decay, self.rounding)
 
+    def _clipped(self, coeff: float) -> float:
+        return coeff if self.clip is None else max(-self.clip, min(self.clip, coeff))
+
     def move(self, coeffs: Tensor, lr: Tensor, live: Tensor) -> None:
         """Take the step of coefficients that stay on the device; one that is not finite, or not live, moves nothing.
 
@@ -393,6 +402,7 @@ class ZeroOrder(torch.optim.Optimizer):
             live: (1,) nought in a trial run.
         """
         taken = coeffs.isfinite().all() & (live != 0)
+        coeffs = coeffs if self.clip is None else coeffs.double().clamp(-self.clip, self.clip)
         share = torch.where(taken, coeffs.double() / len(coeffs), 0.0)
         if isinstance(self.rule, SGD):
             self.descend((-lr * share).float(), 0.0)
@@ -506,7 +516,7 @@ class ZeroOrder(torch.optim.Optimizer):
             ("seed", self.seed, state_dict["seed"]),
             ("number of blocks", len(self.blocks), len(state_dict["scores"])),
             ("restore", self.restore, state_dict.get("restore", self.restore)),
-            *((part, mine, state_dict["parts"].get(part)) for part, mine in self.parts.items()),
+            *both_parts(self.parts, state_dict["parts"]),
         ]:
             if mine != theirs:
                 raise ZeroBlockError(f"the state was saved with {what} {theirs}, this optimizer has {mine}")
@@ -534,6 +544,11 @@ class ZeroOrder(torch.optim.Optimizer):
         raise ZeroBlockError(
             "an optimizer is not copied or pickled: build one on the other model and load this one's state_dict()"
         )
+
+
+def both_parts(mine: dict[str, str], theirs: dict[str, str]) -> list[tuple[str, str | None, str | None]]:
+    """Every part that either of two compositions has, in both."""
+    return [(part, mine.get(part), theirs.get(part)) for part in {**mine, **theirs}]
 
 
 def compiled(model: nn.Module) -> bool:

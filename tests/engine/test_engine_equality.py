@@ -10,11 +10,13 @@ import pytest
 import torch
 import transformers
 from decoder import BATCH, CONFIGS, LABELS, decoder
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import zeroblock as zb
 from toy import same, snapshot
 from zeroblock.engine import Engine
 from zeroblock.engine.fork import scratch
+from zeroblock.subspace import Elementwise
 from zeroblock.task import Encoded
 
 
@@ -139,17 +141,44 @@ def test_one_copy_at_a_time_gives_the_same_bits_as_two(method: str, dtype: torch
     assert same(end, other_end)
 
 
-def test_a_rule_with_moments_holds_one_copy_at_a_time() -> None:
-    """Its moments are two blocks of 16 bits already."""
+@pytest.mark.parametrize("method", ["mezo_bcd", "mezo_bcd_adam", "mezo", "sparse_mezo"])
+def test_copies_take_the_room_that_is_kept_for_them(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of a layer at a time; one with a rule whose moments are two blocks of 16 bits already."""
     model = decoder("llama-tied", torch.bfloat16)
-    engine, rooms = Engine(model), {}
-    for method in ("mezo_bcd", "mezo_bcd_adam"):
-        optimizer = zb.METHODS[method](model, lr=1e-3)
-        points = optimizer.estimator.points([optimizer.direction(0)])
-        blocks = [optimizer.members_of(block) for block in range(len(optimizer.blocks))]
-        rooms[method] = scratch(engine.anatomy, blocks, points, tokens=100)
-    largest = max(sum(param.nbytes for _, param, _ in block) for block in blocks)
-    assert rooms == {"mezo_bcd": 2 * largest, "mezo_bcd_adam": largest}
+    engine = Engine(model)
+    optimizer = zb.METHODS[method](model, lr=1e-3)
+    made: list[tuple[StorageWeakRef, int]] = []
+    most = 0
+
+    def note(*copies: torch.Tensor) -> None:
+        nonlocal most
+        made.extend((StorageWeakRef(copy.untyped_storage()), copy.nbytes) for copy in copies)
+        most = max(most, sum(size for storage, size in made if not storage.expired()))
+
+    perturbed, mirrored = Elementwise.perturbed, Elementwise.mirrored
+
+    def one(self, *args):
+        copy = perturbed(self, *args)
+        note(copy)
+        return copy
+
+    def two(self, *args):
+        copies = mirrored(self, *args)
+        note(*copies)
+        return copies
+
+    monkeypatch.setattr(Elementwise, "perturbed", one)
+    monkeypatch.setattr(Elementwise, "mirrored", two)
+    objective = engine.objective(BATCH, LABELS)
+    for _ in optimizer.blocks * optimizer.interval:
+        optimizer.step(objective)
+    assert engine.forked
+    points = optimizer.estimator.points([optimizer.direction(0)])
+    blocks = [optimizer.members_of(block) for block in range(len(optimizer.blocks))]
+    assert most == scratch(engine.anatomy, blocks, points, tokens=100)
+    layers = zb.mezo_bcd(model, lr=1e-3).blocks
+    largest = max(sum(optimizer.params[name].nbytes for name in layer.params) for layer in layers)
+    assert most == (1 if optimizer.rule.state else 2) * largest
 
 
 @pytest.mark.parametrize("max_tokens", [1, 9, 1000])

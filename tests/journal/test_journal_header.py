@@ -218,6 +218,7 @@ class Reordered(Tiny):
         (lambda: zb.mezo_bcd(Tiny(), 1e-2, seed=1), "written with seed 0, this optimizer has 1"),
         (lambda: zb.mezo_bcd(Tiny(), 1e-2, eps=1e-2), "written with estimator TwoSided.*0.001"),
         (lambda: zb.mezo_bcd(Tiny(), 1e-2, weight_decay=0.5), "written with weight decay 0.0, this optimizer has 0.5"),
+        (lambda: zb.mezo_bcd(Tiny(), 1e-2, clip=3), "written with clip None, this optimizer has 3.0"),
         (lambda: zb.mezo(Tiny(), 1e-2), "written with number of blocks 5, this optimizer has 1"),
         (
             lambda: zb.mezo_bcd(Tiny(), 1e-2, partition=[zb.Block(b.name, b.params) for b in zb.layers(Tiny())]),

@@ -18,7 +18,7 @@ from zeroblock.journal import Header, Journal, read, replay
 MIDDLE, END = 17, 30
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "three probes, decay": {"probes": 3, "weight_decay": 0.01},
+    "three probes, decay, clipped": {"probes": 3, "weight_decay": 0.01, "clip": 0.05},
 }
 
 

@@ -23,9 +23,10 @@ OTHER = {
     "device": "cuda:1", "task": "./own.toml", "data": "some/folder", "data_seed": 7, "train": 10, "dev": 11,
     "test": 12, "train_tokens": 30, "max_length": 99, "method": "lozo", "calibrate": True, "lr": 1e-300,
     "eps": 3, "steps": 17, "batch_size": 3, "accumulate": 2, "seed": 2**64 - 1, "weight_decay": 0.1, "interval": 4,
-    "freeze": "a*", "rank": 3, "probes": 2, "as_published": True, "rounding": "nearest", "schedule": "cosine",
-    "warmup": 5, "objective": "accuracy", "eval_every": 6, "eval_start": False, "eval_limit": 9, "engine": "sequential",
-    "graphs": "off", "max_tokens": 512, "max_minutes": 1.5, "snapshot_every": 8, "fsync": 0, "track": "tensorboard",
+    "freeze": "a*", "rank": 3, "probes": 2, "clip": 4, "as_published": True, "rounding": "nearest",
+    "schedule": "cosine", "warmup": 5, "objective": "accuracy", "eval_every": 6, "eval_start": False, "eval_limit": 9,
+    "engine": "sequential", "graphs": "off", "max_tokens": 512, "max_minutes": 1.5, "snapshot_every": 8, "fsync": 0,
+    "track": "tensorboard",
 }  # fmt: skip
 
 
@@ -67,6 +68,8 @@ def test_round_trip_of_every_setting(tmp_path: Path) -> None:
         ({"method": "mezo", "partition": "layers"}, "mezo takes no partition"),
         ({"method": "mezo", "order": "random"}, "mezo has one block, and so no order"),
         ({"method": "ft", "probes": 2}, "ft takes no probes"),
+        ({"method": "ft", "clip": 2.0}, "ft takes no clip"),
+        ({"clip": 0}, "clip must be positive"),
         ({"method": "ft", "order": "random"}, "ft takes no order"),
         ({"method": "ft", "objective": "accuracy"}, "accuracy has none"),
         ({"method": "icl"}, "give --shots (MeZO takes 32)"),
@@ -108,9 +111,9 @@ def test_every_option_reaches_the_optimizer(method: str) -> None:
         given |= {"rank": 3, "as_published": True}
     if method == "sparse_mezo":
         given |= {"keep": 0.25}
-    found = build(Config.of({**given, "probes": 2, "rounding": "nearest"}), Tiny())
+    found = build(Config.of({**given, "probes": 2, "clip": 4, "rounding": "nearest"}), Tiny())
     assert (found.seed, found.interval, found.estimator.eps, found.estimator.probes) == (5, 7, 2e-3, 2)
-    assert found.param_groups[0]["weight_decay"] == 0.5
+    assert (found.param_groups[0]["weight_decay"], found.clip) == (0.5, 4.0)
     told = str(found.parts)
     assert "'rounding': 'nearest'" in told
     for name, value in (("order", "FlipFlop"), ("partition", "linears"), ("rank", "LowRank(rank=3"), ("keep", "0.25")):

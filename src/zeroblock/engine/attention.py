@@ -94,8 +94,7 @@ def attend(
         from ..ops import attention
 
         return attention.packed(query, key, value, row, scale, sliding_window, softcap), None
-    length = query.shape[2]
-    if length <= DENSE:
+    if query.is_cuda or query.shape[2] <= DENSE:  # with gradients on a GPU: some thirty launches a layer less
         return _dense(query, key, value, row.sees(sliding_window), scale, softcap).transpose(1, 2), None
     parts = []
     for a, b in _examples(row):
@@ -113,11 +112,12 @@ def _examples(row: Row) -> list[tuple[int, int]]:
 
 def _dense(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
     """Attention under a mask: (R, H, S, d)."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and (query.is_cuda or softcap is not None):  # no fused kernel of a GPU takes groups and a mask
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     if softcap is None:
         grouped = query.shape[1] != key.shape[1]
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = softcap * torch.tanh(query @ key.transpose(2, 3) * scale / softcap)
     weights = scores.masked_fill(~mask, -torch.inf).softmax(-1, dtype=torch.float32).to(value.dtype)
     return weights @ value

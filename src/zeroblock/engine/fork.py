@@ -149,14 +149,15 @@ class _Fork:
         inner = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            outs = []
+            outs: list[Any] = []
             originals = [member.param.data for member in members]
             try:
-                for r, copies in enumerate(self._copies(members)):
+                for copies in self._copies(members):  # enumerate would keep the last ones while the next are made
                     for member, copy in zip(members, copies, strict=True):
                         member.param.data = copy
+                    del copies, copy
+                    r = len(outs)
                     outs.append(inner(*self._mine(args, r), **self._mine(kwargs, r)))
-                    del copies
                     for member, original in zip(members, originals, strict=True):
                         member.param.data = original
             finally:

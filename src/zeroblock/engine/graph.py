@@ -34,6 +34,9 @@ LIMIT = 1 << 30
 MOST = 2048
 """Graphs at a time."""
 
+WORKSPACE = 1 << 25
+"""Bytes that cuBLAS keeps on a stream of a recent GPU."""
+
 
 class _Captured(NamedTuple):
     """A graph, what it computes in, reads and writes; the bytes are those of the graph itself."""
@@ -189,15 +192,18 @@ class Graphs:
     def _reserve(
         self, optimizer: ZeroOrder, engine: Engine, points: Sequence[Point], tokens: int
     ) -> torch.cuda.MemPool:
-        """A pool that begins as one piece with room for any block's copies and some activations.
+        """A pool that begins as one piece with room for any block's copies and what a layer computes beside them.
 
         Pieces that are asked for as they come up have the sizes of one block, and the next block adds its own.
         """
+        params, inside = optimizer.params, engine.anatomy.layer
+        widest = max((max(params[name].shape, default=1) for name in inside if name in params), default=1)
+        beside = 4 * tokens * widest * engine.dtype.itemsize  # its widest product, in and out of the activation
         self._pool = torch.cuda.MemPool()
         blocks = (optimizer.members_of(block) for block in range(len(optimizer.blocks)))
         room = scratch(engine.anatomy, blocks, points, tokens)
         with torch.cuda.use_mem_pool(self._pool, engine.device):
-            torch.empty(room + room // 32, dtype=torch.uint8, device=engine.device)
+            torch.empty(room + WORKSPACE + beside, dtype=torch.uint8, device=engine.device)
         return self._pool
 
     def _keep(self, key: tuple[object, ...], captured: _Captured) -> None:

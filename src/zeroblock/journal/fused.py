@@ -93,7 +93,8 @@ def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator
     step = np.array([record.step for record in records])
     lr = np.array([record.lr for record in records])
     coeffs = np.array([record.coeffs for record in records])
-    alphas = -lr[:, None] * (coeffs / coeffs.shape[1])
+    limit = np.inf if optimizer.clip is None else optimizer.clip
+    alphas = -lr[:, None] * (np.clip(coeffs, -limit, limit) / coeffs.shape[1])
     turn = step // optimizer.interval * optimizer.interval
     weight_decay = optimizer.param_groups[0]["weight_decay"]
     groups: dict[tuple[bool, torch.dtype, torch.device, type], list[Piece]] = defaultdict(list)

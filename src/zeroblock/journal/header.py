@@ -160,12 +160,15 @@ class Header:
         self.check_base(optimizer.model, force=force)
 
     def _check_method(self, optimizer: ZeroOrder) -> None:
+        from ..optimizer import both_parts
+
         mine = _method(optimizer)
+        parts = both_parts(self.parts, optimizer.parts)
         pairs: list[tuple[str, Any, Any]] = [
             ("seed", self.seed, optimizer.seed),
             ("weight decay", self.weight_decay, float(optimizer.param_groups[0]["weight_decay"])),
             ("probes", self.probes, optimizer.estimator.probes),
-            *((part, self.parts.get(part), text) for part, text in optimizer.parts.items() if part != "partition"),
+            *(pair for pair in parts if pair[0] != "partition"),
             ("restore", self.method["restore"], mine["restore"]),
             ("decayed parameters", self.decays, _decays(optimizer)),
             ("number of blocks", len(self.blocks), len(optimizer.blocks)),
@@ -244,6 +247,7 @@ class Header:
             interval=self.method["interval"],
             seed=self.seed,
             weight_decay=self.weight_decay,
+            clip=self.method.get("clip"),
             decays=is_matrix if self.decays == MATRICES else lambda name, param: name in decayed,
             distribution=Distribution[self.method["distribution"].upper()],
             rounding=Rounding[self.method["rounding"].upper()],
@@ -266,6 +270,7 @@ def _method(optimizer: ZeroOrder) -> dict[str, Any]:
         "distribution": optimizer.distribution.name.lower(),
         "rounding": optimizer.rounding.name.lower(),
         "restore": optimizer.restore,
+        **({} if optimizer.clip is None else {"clip": optimizer.clip}),
     }
 
 
@@ -279,7 +284,8 @@ def _decays(optimizer: ZeroOrder) -> str | tuple[str, ...]:
 
 def _is_method(found: dict[str, Any]) -> bool:
     return (
-        set(found) == {"partition", *PARTS, "interval", "distribution", "rounding", "restore"}
+        set(found) - {"clip"} == {"partition", *PARTS, "interval", "distribution", "rounding", "restore"}
+        and spec.fits(found.get("clip", 1.0), float)
         and spec.fits(found["interval"], int)
         and all(found[part] is None or isinstance(found[part], dict) for part in PARTS)
         and found["distribution"] in [d.name.lower() for d in Distribution]

@@ -67,6 +67,7 @@ class Config:
     rank: int | None = _option(None, "Of the directions, for lozo and lozo_m.", 1)
     keep: float | None = _option(None, "Share of the weights that sparse_mezo moves.")
     probes: int = _option(1, "Directions a step.", 1)
+    clip: float | None = _option(None, "Take coefficients beyond this for this: a few times their usual size.")
     as_published: bool = _option(False, "What the method's own code does, where it differs.")
     rounding: Literal["stochastic", "nearest"] = _option("stochastic", "Of 16-bit weights: stochastic or nearest.")
     schedule: Literal["constant", "linear", "cosine"] = _option("constant", "Of lr: constant, linear or cosine.")
@@ -92,7 +93,7 @@ class Config:
             value, least = getattr(self, item.name), item.metadata["least"]
             if value is not None and least is not None and value < least:
                 raise ZeroBlockError(f"{item.name} must be at least {least}, got {value}")
-        for name in ("eps", "keep", "max_minutes"):
+        for name in ("eps", "keep", "clip", "max_minutes"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ZeroBlockError(f"{name} must be positive, got {value}")

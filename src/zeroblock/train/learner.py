@@ -101,7 +101,7 @@ class Backpropagation:
 def options(config: Config) -> dict[str, Any]:
     """What a configuration says to the factory of its method; what it leaves open is left to the method."""
     given: dict[str, Any] = {
-        name: value for name in ("interval", "rank", "keep") if (value := getattr(config, name)) is not None
+        name: value for name in ("interval", "rank", "keep", "clip") if (value := getattr(config, name)) is not None
     }
     if config.partition is not None:
         given["partition"] = partition_by_name(config.partition)
