@@ -130,6 +130,8 @@ def test_inspect_shows_everything(base: Path, run: Run) -> None:
     assert found["record_bytes"] == 28
     assert found["bytes"] == (folder / "journal.zbj").stat().st_size
     assert sum(block["visits"] for block in found["blocks"]) == 30
+    assert all(0 < block["rms"] <= found["coefficients"]["largest"] for block in found["blocks"])
+    assert "one in a hundred above" in said
     assert len(found["curve"]) == 30
     assert not found["exported"]
 
@@ -185,6 +187,9 @@ def test_what_is_wrong_is_said_before_anything_is_written(base: Path, run: Run, 
 def test_the_sparkline_of_a_run() -> None:
     records = [zb.Record(t, 0, (0.0,), 0.0, (), float(t)) for t in range(120)]
     assert inspect.curve(records)[:2] == [0.5, 2.5]
+    assert inspect.sizes([]) is None
+    found = inspect.sizes([zb.Record(t, 0, (-float(t),), 0.0, (), 0.0) for t in range(200)])
+    assert found == {"median": 100.0, "hundredth": 198.0, "largest": 199.0, "step": 199}
     assert inspect.sparkline(inspect.curve(records, 8)) == "▁▂▃▄▅▆▇█"
     assert inspect.sparkline([1.0, 1.0]) == "▁▁"
     assert inspect.sparkline([]) == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..journal import Contents, Record
 
 BARS = "▁▂▃▄▅▆▇█"
-WIDTH = 60
+WIDTH = 56
 
 
 def inspect(
@@ -40,6 +40,10 @@ def inspect(
 def _described(contents: Contents, size: int) -> dict[str, Any]:
     header, records = contents.header, contents.records
     visits = Counter(record.block for record in records)
+    squares: dict[int, list[float]] = defaultdict(list)
+    for record in records:
+        if record.finite:
+            squares[record.block] += [c * c for c in record.coeffs]
     return {
         "model": header.model,
         "fingerprint": header.fingerprint,
@@ -56,13 +60,20 @@ def _described(contents: Contents, size: int) -> dict[str, Any]:
         "loss": _finite(records[-1].loss) if records else None,
         "curve": [_finite(value) for value in curve(records)],
         "lr": _finite(records[-1].lr) if records else None,
-        "blocks": [{"name": name, "visits": visits[i]} for i, name in enumerate(header.blocks)],
+        "coefficients": sizes(records),
+        "blocks": [
+            {"name": name, "visits": visits[i], "rms": _rms(squares[i])} for i, name in enumerate(header.blocks)
+        ],
         "bytes": size,
         "record_bytes": contents.layout.size,
         "torn_bytes": contents.torn,
         "exported": header.steps is not None,
         "card": header.card,
     }
+
+
+def _rms(squares: Sequence[float]) -> float | None:
+    return math.sqrt(math.fsum(squares) / len(squares)) if squares else None
 
 
 def _finite(value: float) -> float | None:
@@ -78,6 +89,15 @@ def curve(records: Sequence[Record], width: int = WIDTH) -> list[float]:
         losses = [record.loss for record in stretch if math.isfinite(record.loss)]
         means.append(sum(losses) / len(losses) if losses else math.nan)
     return means
+
+
+def sizes(records: Sequence[Record]) -> dict[str, float] | None:
+    """Magnitudes of the coefficients: the middle one, that of one in a hundred, the largest and its step."""
+    found = sorted((abs(c), record.step) for record in records if record.finite for c in record.coeffs)
+    if not found:
+        return None
+    (middle, _), (high, _), (most, step) = found[len(found) // 2], found[len(found) * 99 // 100], found[-1]
+    return {"median": middle, "hundredth": high, "largest": most, "step": step}
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -122,11 +142,17 @@ def _print(contents: Contents, found: dict[str, Any]) -> None:
     if losses:
         line = sparkline(curve(contents.records))
         console.print(f"loss    {losses[0]:.4f} {line} {losses[-1]:.4f}", markup=False)
+    if found["coefficients"]:
+        median, high, most, step = found["coefficients"].values()
+        told = f"{median:.3g} in the middle, one in a hundred above {high:.3g}, most {most:.3g} at step {step:,}"
+        console.print(f"|c|     {told}", markup=False)
     if len(found["blocks"]) > 1:
         most = max(block["visits"] for block in found["blocks"])
-        blocks = Table("block", "steps", "", title="steps on each block", title_justify="left")
+        blocks = Table("block", "steps", "", "rms c", title="steps on each block", title_justify="left")
         for block in found["blocks"]:
-            blocks.add_row(_shown(block["name"]), f"{block['visits']:,}", "█" * math.ceil(40 * block["visits"] / most))
+            rms = "" if block["rms"] is None else f"{block['rms']:.3g}"
+            bar = "█" * math.ceil(30 * block["visits"] / most)
+            blocks.add_row(_shown(block["name"]), f"{block['visits']:,}", bar, rms)
         console.print(blocks)
     if found["card"]:
         console.print(Markdown("".join(c for c in found["card"] if c.isprintable() or c == "\n")))
