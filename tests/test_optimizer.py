@@ -166,7 +166,7 @@ def test_weight_decay_spares_vectors_and_other_blocks() -> None:
 @pytest.mark.parametrize("name", zb.METHODS)
 def test_a_clipped_step_is_the_step_of_smaller_coefficients(name: str) -> None:
     """And the record keeps what was measured; within the limit nothing changes."""
-    ends = []
+    ends, heard = [], []
     for slope, clip in ((100.0, 10.0), (-10.0, None), (-100.0, 10.0), (-10.0, 10.0)):
         model = Tiny()
         optimizer = zb.METHODS[name](model, 1e-2, eps=0.5, clip=clip)
@@ -174,6 +174,8 @@ def test_a_clipped_step_is_the_step_of_smaller_coefficients(name: str) -> None:
         optimizer.step(lambda sides=sides: next(sides))
         assert optimizer.record.coeffs == (slope,)
         ends.append(snapshot(model))
+        heard.append(list(optimizer.scores))
+    assert heard[1] == heard[2] == heard[3]
     assert same(ends[1], ends[2])
     assert same(ends[1], ends[3])
     assert not same(ends[0], ends[1])

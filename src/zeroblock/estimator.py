@@ -25,6 +25,11 @@ Measure = Callable[[Sequence[Point]], Sequence[float]]
 """The loss at each point; θ is the same, bit for bit, on return."""
 
 
+def clipped(coeffs: Sequence[float], limit: float | None) -> tuple[float, ...]:
+    """What steps and schedules take measured coefficients for: within ±limit, if there is one."""
+    return tuple(coeffs if limit is None else (max(-limit, min(limit, c)) for c in coeffs))
+
+
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """What a step measured.

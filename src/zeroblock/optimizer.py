@@ -22,7 +22,7 @@ from . import block as blocks_of
 from .block import Block, Partition
 from .direction import Direction, JustInTime, Member, Point, Subtracted, Swapped, visit
 from .errors import ZeroBlockError, ZeroBlockWarning
-from .estimator import Estimator, Finite, Measure, TwoSided
+from .estimator import Estimator, Finite, Measure, TwoSided, clipped
 from .journal import Record
 from .noise import VERSION, Distribution, Key, Rounding
 from .ops import DTYPES
@@ -61,7 +61,7 @@ class ZeroOrder(torch.optim.Optimizer):
         seed: of noise, bases and schedule.
         weight_decay: λ, decoupled, on the active block.
         decays: which parameters λ applies to, by name and tensor; matrices by default.
-        clip: a step takes coefficients beyond ±clip for ±clip; records keep what was measured.
+        clip: steps and schedule take coefficients beyond ±clip for ±clip; records keep what was measured.
         distribution: of the coordinates.
         rounding: of 16-bit weights.
         restore: "copy" never writes θ while measuring; "subtract" is MeZO's way, in place.
@@ -278,7 +278,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self.record = record
         if finite:
             self._run_of_bad = 0
-            self.schedule.observe(self.scores, record.block, record.coeffs)
+            self.schedule.observe(self.scores, record.block, clipped(record.coeffs, self.clip))
         else:
             self.skipped += 1
             self._run_of_bad += 1
@@ -369,7 +369,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def _move(self, coeffs: Sequence[float], lr: float) -> None:
         key = Key(self.seed, self.steps)
-        share = [c / len(coeffs) for c in map(self._clipped, coeffs)]
+        share = [c / len(coeffs) for c in clipped(coeffs, self.clip)]
         if isinstance(self.rule, SGD):
             self.descend([-lr * s for s in share], lr)
             return
@@ -389,9 +389,6 @@ class ZeroOrder(torch.optim.Optimizer):
                     g.add_(basis.coords(param, key.to(probe=probe), span), alpha=share[probe])
                 delta = self.rule.delta(g, {s: state[s][span] for s in self.rule.state}, state["t"])
                 basis.lift_(param, delta, span, -lr, key, decay, self.rounding)
-
-    def _clipped(self, coeff: float) -> float:
-        return coeff if self.clip is None else max(-self.clip, min(self.clip, coeff))
 
     def move(self, coeffs: Tensor, lr: Tensor, live: Tensor) -> None:
         """Take the step of coefficients that stay on the device; one that is not finite, or not live, moves nothing.

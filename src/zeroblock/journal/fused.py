@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ..estimator import clipped
 from ..noise import Key
 from ..ops import Mask
 from ..rule import SGD
@@ -79,7 +80,7 @@ def _plan(optimizer: ZeroOrder, records: list[Record]) -> tuple[dict[int, list[R
         if record.block != block:
             raise another_run(record, block)
         visits[block].append(record)
-        optimizer.schedule.observe(scores, block, record.coeffs)
+        optimizer.schedule.observe(scores, block, clipped(record.coeffs, optimizer.clip))
         turn, rest = divmod(record.step + 1, optimizer.interval)
         if not rest:
             block = optimizer.schedule.pick(turn, n, optimizer.seed, scores)
@@ -92,9 +93,8 @@ def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator
 
     step = np.array([record.step for record in records])
     lr = np.array([record.lr for record in records])
-    coeffs = np.array([record.coeffs for record in records])
-    limit = np.inf if optimizer.clip is None else optimizer.clip
-    alphas = -lr[:, None] * (np.clip(coeffs, -limit, limit) / coeffs.shape[1])
+    coeffs = np.array([clipped(record.coeffs, optimizer.clip) for record in records])
+    alphas = -lr[:, None] * (coeffs / coeffs.shape[1])
     turn = step // optimizer.interval * optimizer.interval
     weight_decay = optimizer.param_groups[0]["weight_decay"]
     groups: dict[tuple[bool, torch.dtype, torch.device, type], list[Piece]] = defaultdict(list)

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from ..errors import ZeroBlockError
+from ..estimator import clipped
 from ..schedule import Adaptive
 from . import figure
 from .runner import Runner
@@ -36,7 +37,9 @@ def read(path: Path) -> list[Seen]:
     if path.is_dir() or path.suffix == ".zbj":
         from ..journal import read as read_journal
 
-        taken = [Seen(record.step, record.block, record.coeffs) for record in read_journal(path).records]
+        contents = read_journal(path)
+        clip = contents.header.method.get("clip")
+        taken = [Seen(record.step, record.block, clipped(record.coeffs, clip)) for record in contents.records]
         if not taken:
             raise ZeroBlockError(f"{path} holds no records")
         return taken
