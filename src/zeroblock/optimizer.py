@@ -473,7 +473,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def _complain(self, step: int) -> None:
         """Of steps without a finite loss: warn at the first, give up after many."""
-        advice = "lower lr (try a tenth), set clip, lower eps if the weights are small, or use bf16 or fp32 instead of fp16"
+        advice = "lower lr (try a tenth), set clip, lower eps if the weights are small, or use bf16 or fp32, not fp16"
         if self._run_of_bad >= self.patience:
             raise ZeroBlockError(
                 f"the loss was not finite for {self._run_of_bad} steps in a row, the last being step {step}: {advice}"

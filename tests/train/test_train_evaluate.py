@@ -194,8 +194,11 @@ def test_f1_and_exact_match(model: Any) -> None:
 
 def test_a_prompt_leaves_room_for_its_answer(model: Any) -> None:
     measure = evaluator(model, "squad")
-    (prompt,) = measure.exam([Example("x" * 1000 + "\nAnswer:", (" a\n",), 0, ("a",))]).prompts
-    assert len(prompt) == 256 - 50
+    examples = [Example("x" * (256 - 10) + "\nA:", (" a\n",), 0, ("a",)), Example("x\nA:", (" a\n",), 0, ("a",))]
+    exam = measure.exam(examples)
+    assert len(exam.prompts[0].context) == 256 - 50
+    assert exam.scored[0].cut == 0
+    assert exam.cut == (examples[0],)  # though it fits where its answer is scored
 
 
 def test_the_first_of_equal_options_is_chosen() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import resource
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -431,6 +433,44 @@ def test_the_time_allowed(llama: Path, data: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "steps.csv").exists()
     further = resume(tmp_path / "run", max_minutes=0.03)
     assert further.steps > result.steps
+
+
+def test_the_time_allowed_to_what_cannot_be_resumed(llama: Path, data: Path, tmp_path: Path) -> None:
+    """Fine-tuning ends with its results, not with nothing."""
+    config = settings(llama, data, method="ft", steps=1_000_000, eval_every=1_000_000, max_minutes=0.02)
+    result = run(config, tmp_path / "run")
+    assert result.summary is not None
+    assert result.summary["selected_step"] == result.steps > 0
+    assert (tmp_path / "run" / "summary.md").exists()
+
+
+def test_rows_that_do_not_fit_are_named(llama: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": "short:", "completion": " a"} for _ in range(40)]
+    rows[19] = {"prompt": "x" * 230 + ":", "completion": " a"}  # fits with its answer, not with what may be generated
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = settings(llama, tmp_path).replace(task=str(file), data=None, dev=None, test=None, train=None)
+    notes = [note for seed in range(6) for note in loop.prepare(config.replace(data_seed=seed)).notes]
+    assert any(
+        re.search(r"contexts cut on the left .*: 1 (dev|test), the first being .*own\.jsonl:20$", n) for n in notes
+    )
+    rows[19] = {"prompt": "x:", "completion": " " + "y" * 60}
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    notes = [note for seed in range(6) for note in loop.prepare(config.replace(data_seed=seed)).notes]
+    assert any("answers longer than the 50 tokens that are generated: 1 of dev and test" in note for note in notes)
+    rows[19] = {"prompt": "x:", "completion": " " + "y" * 300}
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ZeroBlockError, match=r"own\.jsonl:20: an option of \d+ tokens in a maximum length"):
+        loop.prepare(config)
+
+
+def test_a_tracker_that_is_not_there_leaves_the_folder_alone(
+    llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ZeroBlockError, match="pip install wandb"):
+        run(settings(llama, data, track="wandb"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_second_interrupt_quits_at_once(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json as jsonlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,21 +80,27 @@ def show(
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The data seed of --split.")] = 0,
     tokenizer: Annotated[
         str | None,
-        typer.Option("--tokenizer", "--model", help="A model's folder, GGUF file or hub id, to count tokens."),
+        typer.Option(
+            "--tokenizer", "--model", help="A model's folder, GGUF file or hub id, to count tokens; else smollm2."
+        ),
     ] = None,
     max_length: Annotated[int, typer.Option(min=2, help="Longer contexts are cut on the left.")] = 2048,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Print examples as the model will read them, with their options."""
+    """Print examples as the model will read them, with their options and numbers of tokens.
+
+    JSON has the numbers where a tokenizer is named.
+    """
     from ..model import tokenizer as read_tokenizer
-    from ..task import count_cut, get
+    from ..task import get
 
     if split is not None and split not in SPLITS:
         raise unknown("split", split, SPLITS)
     loaded = read_tokenizer(tokenizer) if tokenizer is not None else None
     task = get(name, loaded)
     examples, note = _examples(task, data, split, seed, limit)
-    encoder = task.encoder(loaded, max_length) if loaded is not None else None
+    counting = loaded if loaded is not None or json else _default_tokenizer()
+    encoder = task.encoder(counting, max_length) if counting is not None else None
     encoded = [encoder.example(example) for example in examples] if encoder else [None] * len(examples)
     if json:
         for example, ids in zip(examples, encoded, strict=True):
@@ -105,10 +112,29 @@ def show(
     for number, (example, ids) in enumerate(zip(examples, encoded, strict=True), start=1):
         _print(console, task, example, ids, f"{task.name} {split or 'train'} {number}")
     if encoder:
-        cut = count_cut(ids for ids in encoded if ids)
-        console.print(f"{cut} of {len(examples)} contexts cut to {max_length} tokens", markup=False)
+        room = task.max_new_tokens if task.metric.generates else 0
+        cut = sum(
+            bool(ids and ids.cut) or (room > 0 and encoder.prompt(example, room).cut > 0)
+            for example, ids in zip(examples, encoded, strict=True)
+        )
+        whose = "" if tokenizer else " (SmolLM2's; another model's with --tokenizer)"
+        console.print(f"{cut} of {len(examples)} contexts cut to {max_length} tokens{whose}", markup=False)
+    else:
+        console.print("give --tokenizer MODEL to count tokens", markup=False)
     if note:
         console.print(note, markup=False)
+
+
+@functools.cache
+def _default_tokenizer() -> Any:
+    """That of the embedded model, where it is installed."""
+    from ..errors import ZeroBlockError
+    from ..model import tokenizer
+
+    try:
+        return tokenizer("smollm2")
+    except ZeroBlockError:
+        return None
 
 
 def _described(task: Task) -> dict[str, Any]:

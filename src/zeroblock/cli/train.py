@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import ZeroBlockError
 from ..train.config import KINDS, Config, read
 
 if TYPE_CHECKING:
@@ -79,7 +80,12 @@ def train(
     from ..train import run
 
     flags = {name: value for name, value in given.items() if value is not None}
-    settings = Config.of({**(read(config) if config else {}), **flags})
+    try:
+        settings = Config.of({**(read(config) if config else {}), **flags})
+    except ZeroBlockError as error:
+        if config is None or str(error).startswith((str(config), "cannot read")):
+            raise
+        raise ZeroBlockError(f"{config}{' with the flags given' if flags else ''}: {error}") from error
     report(run(settings, out or default_out(settings), view(quiet, json)), json)
 
 
@@ -98,10 +104,14 @@ def view(quiet: bool, json: bool) -> Any:
 
 def report(result: Result, json: bool) -> None:
     """Print how a run ended, and leave with the status that says so."""
+    from ..train.folder import Folder
+
     summary = result.summary
     if summary is None:
         how = "" if result.code == 0 else f": {result.reason}"
-        typer.echo(f"stopped after step {result.steps}{how}; continue with: zeroblock resume {result.folder}", err=True)
+        begun = Folder(result.folder).journal.exists()
+        onward = f"continue with: zeroblock resume {result.folder}" if begun else "without a journal it is not resumed"
+        typer.echo(f"stopped after step {result.steps}{how}; {onward}", err=True)
         raise SystemExit(result.code)
     if json:
         for line in json_lines(result):
@@ -111,16 +121,22 @@ def report(result: Result, json: bool) -> None:
     at = f"step {summary['selected_step']}"
     typer.echo(f"{Path(summary['task']).stem}, {summary['method']}: {result.steps} steps, {summary['seconds']:.0f} s")
     if result.steps:
-        typer.echo(f"  dev  {metric} {dev['value']:.1%} at {at}, selected by {summary['selected_by']} (n {dev['n']})")
-        typer.echo(f"  test {metric} {test['selected']:.1%} at that step (n {test['n']})")
+        chosen = f"at {at}, selected by {summary['selected_by']} (n {dev['n']}){_exact(dev)}"
+        typer.echo(f"  dev  {metric} {dev['value']:.1%} {chosen}")
+        typer.echo(f"  test {metric} {test['selected']:.1%} at that step (n {test['n']}){_exact(test)}")
         typer.echo(
             f"  test {metric} {test['best']:.1%} best of the evaluations, as the paper reports; it looks at test "
             f"(step {test['best_step']})"
         )
     else:
-        typer.echo(f"  dev  {metric} {dev['value']:.1%} (n {dev['n']})")
-        typer.echo(f"  test {metric} {test['selected']:.1%} (n {test['n']})")
+        typer.echo(f"  dev  {metric} {dev['value']:.1%} (n {dev['n']}){_exact(dev)}")
+        typer.echo(f"  test {metric} {test['selected']:.1%} (n {test['n']}){_exact(test)}")
     typer.echo(f"  {result.folder / 'summary.md'}")
+
+
+def _exact(found: dict[str, Any]) -> str:
+    """Exact match beside the metric of a generated answer."""
+    return f", exact match {found['exact_match']:.1%}" if "exact_match" in found else ""
 
 
 def json_lines(result: Result) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import unknown
 from .copa import COPA
-from .encoding import Encoded, Encoder, Tokenizer, count_cut
+from .encoding import Encoded, Encoder, Tokenizer
 from .example import DataError, Example
 from .metric import METRICS, Metric, accuracy, exact_match, f1
 from .own import is_path, open_task
@@ -45,7 +45,6 @@ __all__ = [
     "Task",
     "Tokenizer",
     "accuracy",
-    "count_cut",
     "exact_match",
     "f1",
     "get",

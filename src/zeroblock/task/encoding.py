@@ -12,12 +12,12 @@ each, which is a fair comparison, and every option has at least one token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import ZeroBlockError
-from .example import Example
+from .example import DataError, Example
 
 
 class Tokenizer(Protocol):
@@ -95,7 +95,7 @@ class Encoder:
         whole = [self._ids(context + option) for option in options]
         for option, ids in zip(options, whole, strict=True):
             if ids == alone:
-                raise ZeroBlockError(f"the tokenizer has no tokens for the option {option!r}")
+                raise DataError(f"the tokenizer has no tokens for the option {option!r}")
         shared = _agreement([alone, *whole])
         end = (int(self.tokenizer.eos_token_id),) if self.eos else ()
         tails = tuple(ids[shared:] + (end if ids[-1:] != end else ()) for ids in whole)
@@ -105,7 +105,7 @@ class Encoder:
         room = self.max_length - reserve - longest
         if room < 1:
             wanted = f"{reserve} tokens to be generated" if reserve else f"an option of {longest} tokens"
-            raise ZeroBlockError(f"{wanted} in a maximum length of {self.max_length} leave no room for the context")
+            raise DataError(f"{wanted} in a maximum length of {self.max_length} leave no room for the context")
         cut = max(0, len(kept) - room)
         if cut:
             head = self.prefix if len(self.prefix) <= room else ()
@@ -114,19 +114,27 @@ class Encoder:
 
     def example(self, example: Example) -> Encoded:
         """An example with all its options: for cross-entropy over them, and for choosing one."""
-        return self(example.context, example.options)
+        return self._of(example, example.context, example.options)
 
     def target(self, example: Example) -> Encoded:
         """An example with the option to train on alone: for teacher forcing."""
-        return self(example.context, (example.target,))
+        return self._of(example, example.context, (example.target,))
 
     def prompt(self, example: Example, max_new_tokens: int) -> Encoded:
         """An example's context alone, with room for what is to be generated."""
-        return self(example.context, (), reserve=max_new_tokens)
+        return self._of(example, example.context, (), max_new_tokens)
 
     def calibration(self, example: Example) -> Encoded | None:
         """The example's options after its calibration context (SFC); None where it has none."""
-        return None if example.calibration is None else self(example.calibration, example.options)
+        return None if example.calibration is None else self._of(example, example.calibration, example.options)
+
+    def _of(self, example: Example, context: str, options: Sequence[str], reserve: int = 0) -> Encoded:
+        try:
+            return self(context, options, reserve=reserve)
+        except DataError as error:
+            if not example.where:
+                raise
+            raise ZeroBlockError(f"{example.where}: {error}") from error
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()
@@ -152,8 +160,3 @@ def _prefix(tokenizer: Tokenizer) -> tuple[int, ...]:
     marked = tokenizer.encode("a", add_special_tokens=True)
     starts = range(len(marked) - len(plain) + 1)
     return tuple(marked[: next((i for i in starts if marked[i : i + len(plain)] == plain), 0)])
-
-
-def count_cut(encoded: Iterable[Encoded]) -> int:
-    """How many of these had their context cut."""
-    return sum(one.cut > 0 for one in encoded)

@@ -9,7 +9,7 @@ the gold ``answers`` that a generated text is compared with.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import ZeroBlockError
 
@@ -30,6 +30,7 @@ class Example:
         answers: gold answers of a generated text; empty unless the task generates.
         calibration: the context of surface-form calibration (SFC), to which the same
             options are appended; None where the task has none.
+        where: the row it was read from, ``file:line``; errors begin with it.
 
     >>> Example("dull plot. It was", (" terrible", " great"), 0).target
     ' terrible'
@@ -40,6 +41,7 @@ class Example:
     label: int | tuple[int, ...]
     answers: tuple[str, ...] = ()
     calibration: str | None = ""
+    where: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not self.options:

@@ -119,7 +119,8 @@ def _from_rows(name: str, train: Path, validation: Path | None, tokenizer: Any) 
         render = _chat(tokenizer)
     elif "prompt" in first.fields and "completion" in first.fields:
         fields = ("prompt", "completion")
-        stop = None if any("\n" in str(row.fields.get("completion")).strip("\n") for row in rows) else "\n"
+        every = rows + (read_rows(validation) if validation else [])
+        stop = None if any("\n" in str(row.fields.get("completion")).rstrip("\n") for row in every) else "\n"
         render = _completion(stop)
     else:
         raise ZeroBlockError(
@@ -197,6 +198,7 @@ _KEYS: dict[str, tuple[type, ...]] = {
     "objective": (str,),
     "metric": (str,),
     "calibration": (str,),
+    "max_new_tokens": (int,),
 }
 
 
@@ -217,7 +219,7 @@ def _described(path: Path, given: dict[str, Any]) -> Task:
     for key, value in given.items():
         if key not in _KEYS:
             raise unknown("key", key, _KEYS)
-        if not isinstance(value, _KEYS[key]):
+        if not isinstance(value, _KEYS[key]) or isinstance(value, bool):
             raise ZeroBlockError(f"{key} is {value!r}, expected {' or '.join(t.__name__ for t in _KEYS[key])}")
     for key in ("train", "prompt"):
         if key not in given:
@@ -230,6 +232,8 @@ def _described(path: Path, given: dict[str, Any]) -> Task:
     for key in ("label", "labels", "calibration"):
         if generates and key in given:
             raise ZeroBlockError(f"{key} is for options, and an answer has none: leave it out")
+    if "max_new_tokens" in given and (not generates or given["max_new_tokens"] < 1):
+        raise ZeroBlockError("max_new_tokens is for answer, and at least 1")
     metric_name = given.get("metric", "f1" if generates else "accuracy")
     if metric_name not in METRICS:
         raise unknown("metric", metric_name, METRICS)
@@ -248,6 +252,8 @@ def _described(path: Path, given: dict[str, Any]) -> Task:
         templates += given["options"]
         if "labels" in given and len(given["labels"]) != len(given["options"]):
             raise ZeroBlockError(f"{len(given['labels'])} labels for {len(given['options'])} options")
+    if len(set(map(str, given.get("labels", ())))) < len(given.get("labels", ())):
+        raise ZeroBlockError(f"labels has a value twice: {given['labels']}")
     for template in templates:
         if rest := set(_FIELD.sub("", template)) & set("{}"):
             raise ZeroBlockError(
@@ -265,8 +271,15 @@ def _described(path: Path, given: dict[str, Any]) -> Task:
         objective=objective,
         metric=metric if generates else ACCURACY,
         sizes=SIZES,
-        stop="\n" if given.get("answer", "\n").endswith("\n") else None,
+        stop=_stop(given),
+        max_new_tokens=given.get("max_new_tokens", 50),
     )
+
+
+def _stop(given: Mapping[str, Any]) -> str | None:
+    """Answers that end in a newline stop there, unless their template has others."""
+    template = given.get("answer", "\n")
+    return "\n" if template.endswith("\n") and "\n" not in template.rstrip("\n") else None
 
 
 def _choice(given: Mapping[str, Any]) -> Callable[[Row], Example]:
@@ -299,6 +312,11 @@ def _generation(given: Mapping[str, Any]) -> Callable[[Row], Example]:
         if any(len(values) != count for values in lists.values()) or count == 0:
             raise DataError("there are no answers" if count == 0 else "lists of answers of different lengths")
         written = [fill(given["answer"], row, {n: values[i] for n, values in lists.items()}) for i in range(count)]
+        if _stop(given) is not None and any("\n" in text.rstrip("\n") for text in written):
+            raise DataError(
+                "an answer of several lines, and the template's newline says that answers end with their first: "
+                "leave the newline out of the template"
+            )
         context, options = join(fill(given["prompt"], row), written[:1])
         return Example(context, options, 0, tuple(text.strip() for text in written), calibration=None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -104,15 +105,22 @@ def _jsonl(path: Path) -> Iterator[Row]:
 def _csv(path: Path) -> Iterator[Row]:
     with path.open("rb") as raw:
         csv.field_size_limit(1 << 30)
-        reader = csv.DictReader(_decoded(raw, path), strict=True)
-        begin = 2  # a quoted field may hold newlines: a row's line is where it begins
+        reader = csv.reader(_decoded(raw, path), strict=True)
+        header: list[str] | None = None
+        begin = 1  # a quoted field may hold newlines: a row's line is where it begins
         try:
-            for fields in reader:
+            for cells in reader:
                 where, begin = f"{path}:{begin}", reader.line_num + 1
-                columns = len(reader.fieldnames or ())
-                if None in fields:
-                    raise ZeroBlockError(f"{where}: more than the header's {columns} columns")
-                yield Row(fields, where)
+                if not cells:
+                    continue
+                if header is None:
+                    header = cells
+                    if twice := [name for name in header if header.count(name) > 1]:
+                        raise ZeroBlockError(f"{where}: the header has the column {twice[0]!r} twice")
+                    continue
+                if len(cells) > len(header):
+                    raise ZeroBlockError(f"{where}: more than the header's {len(header)} columns")
+                yield Row(dict(itertools.zip_longest(header, cells)), where)
         except csv.Error as error:
             raise ZeroBlockError(f"{path}:{begin}: invalid CSV ({error})") from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -57,7 +57,7 @@ class Task:
     def example(self, row: Row) -> Example:
         """Render one row; what is wrong with it is reported with file and line."""
         try:
-            return self.render(row)
+            return replace(self.render(row), where=row.where)
         except DataError as error:
             raise ZeroBlockError(f"{row.where}: {error}") from error
 

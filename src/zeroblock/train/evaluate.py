@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from ..engine import Engine, Score
@@ -29,13 +30,13 @@ class Exam:
     Args:
         examples: in order.
         scored: with all options, or with the answer alone where the task generates.
-        prompts: token ids to go on from, where the task generates.
+        prompts: what to go on from, where the task generates.
         bare: the options after the calibration context, where they are calibrated.
     """
 
     examples: tuple[Example, ...]
     scored: tuple[Encoded, ...]
-    prompts: tuple[tuple[int, ...], ...] = ()
+    prompts: tuple[Encoded, ...] = ()
     bare: tuple[Encoded, ...] = ()
 
     def take(self, indices: Sequence[int]) -> Exam:
@@ -44,9 +45,10 @@ class Exam:
         return Exam(*(tuple(part[i] for i in indices) if part else () for part in parts))  # type: ignore[arg-type]
 
     @property
-    def cut(self) -> int:
-        """How many contexts were cut."""
-        return sum(one.cut > 0 for one in self.scored)
+    def cut(self) -> tuple[Example, ...]:
+        """Those whose context was cut, to be scored or to be gone on from."""
+        lengths = [max(one.cut, prompt.cut if prompt else 0) for one, prompt in zip_longest(self.scored, self.prompts)]
+        return tuple(example for example, cut in zip(self.examples, lengths, strict=True) if cut)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Evaluator:
         """Encode examples, once for all evaluations on them."""
         shown = [self.demonstrations(example, number) for number, example in enumerate(examples)]
         if self.task.metric.generates:
-            prompts = tuple(self.encoder.prompt(example, self.task.max_new_tokens).context for example in shown)
+            prompts = tuple(self.encoder.prompt(example, self.task.max_new_tokens) for example in shown)
             return Exam(tuple(examples), tuple(map(self.encoder.target, shown)), prompts)
         bare = tuple(map(self._bare, examples)) if self.calibrate else ()
         return Exam(tuple(examples), tuple(map(self.encoder.example, shown)), bare=bare)
@@ -132,7 +134,7 @@ class Evaluator:
         """Metric and exact match of every generated text."""
         task = self.task
         texts = generate(
-            self.engine.model, self.tokenizer, exam.prompts,
+            self.engine.model, self.tokenizer, [prompt.context for prompt in exam.prompts],
             stop=task.stop, max_new_tokens=task.max_new_tokens, check=lambda: check(0),
         )  # fmt: skip
         return [

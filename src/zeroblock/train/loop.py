@@ -26,6 +26,7 @@ from .setting import Setting, prepare, resolve
 from .stop import Stop, Stopped
 from .summary import summarize
 from .track import Silent, Tracker, tracker
+from .track import check as check_tracker
 from .view import Meter, Quiet, View, peak_memory
 
 
@@ -143,6 +144,7 @@ def measure(config: Config, split: str, view: View | None = None) -> Evaluation:
 
 
 def _begin(config: Config, folder: Folder, view: View, again: bool = False) -> Result:
+    check_tracker(config.track)
     setting = prepare(config, tell=view.note)
     folder.create(config, again=again)
     session = _Session(setting, folder, view)
@@ -236,6 +238,9 @@ class _Session:
                 self._evaluate(stop)
             if self.learner is None or self.steps >= config.steps:
                 return
+            if stop.late and self.steps and self.journal is None:  # what cannot be resumed ends here instead
+                self._evaluate(stop)
+                return
             stop.check()
             if self.left:
                 self._catch_up(due)
@@ -260,7 +265,7 @@ class _Session:
                 continue
 
             def check(done: int, split: str = split, n: int = len(exam.examples)) -> None:
-                stop.check()
+                stop.check(clock=self.journal is not None or self.learner is None)
                 self.view.evaluating(self.steps, split, done, n)
 
             found = self.setting.evaluator(exam, check=check)

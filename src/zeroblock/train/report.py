@@ -122,7 +122,10 @@ def _results(found: Mapping[str, Any], splits: Evaluations) -> list[str]:
 
 
 def _percent(point: Mapping[str, Any] | None) -> str:
-    return "–" if point is None else f"{100 * point['value']:.1f} %"
+    if point is None:
+        return "–"
+    exact = point.get("exact_match")
+    return f"{100 * point['value']:.1f} %" + ("" if exact is None else f" (exact match {100 * exact:.1f} %)")
 
 
 def _facts(folder: Path, config: Config, found: Mapping[str, Any], steps: Steps) -> list[str]:

@@ -119,6 +119,7 @@ def prepare(
 
     notes = [found.note] if found.note else []
     train: tuple[tuple[tasks.Encoded, int], ...] = ()
+    pairs: list[tuple[tasks.Example, tasks.Encoded]] = []
     exam = None
     if config.trains:
         pairs = _trained_on(config, task, encoder, found.train)
@@ -131,10 +132,20 @@ def prepare(
         if config.objective != "loss":
             exam = evaluator.exam([example for example, _ in pairs])
     exams = {name: evaluator.exam(getattr(found, name)[: config.eval_limit]) for name in splits}
-    cuts = {"train": tasks.count_cut(one for one, _ in train)} | {name: one.cut for name, one in exams.items()}
+    cuts = {"train": [example for example, one in pairs if one.cut]} | {name: one.cut for name, one in exams.items()}
     if any(cuts.values()):
-        told = ", ".join(f"{count} {name}" for name, count in cuts.items() if count)
-        notes.append(f"contexts cut on the left to {encoder.max_length} tokens: {told}")
+        told = ", ".join(f"{len(cut)} {name}" for name, cut in cuts.items() if cut)
+        first = next(example.where for cut in cuts.values() for example in cut)
+        notes.append(
+            f"contexts cut on the left to {encoder.max_length} tokens: {told}{first and f', the first being {first}'}"
+        )
+    if task.metric.generates:
+        long = sum(len(one.options[0]) > task.max_new_tokens for exam in exams.values() for one in exam.scored)
+        if long:
+            notes.append(
+                f"answers longer than the {task.max_new_tokens} tokens that are generated: {long} of dev and test "
+                "(max_new_tokens in the task's TOML)"
+            )
     return Setting(config, model, engine, task, evaluator, train, exam, exams, tuple(notes))
 
 

@@ -49,14 +49,23 @@ class Stop:
         """Why to stop, in a few words; empty while there is no reason to."""
         if self.signal is not None:
             return "interrupted" if self.signal == signal.SIGINT else "terminated"
-        return "the time is up" if self._end is not None and time.monotonic() >= self._end else ""
+        return "the time is up" if self.late else ""
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
+        return self._end is not None and time.monotonic() >= self._end
 
     @property
     def code(self) -> int:
         """The exit status that says so: 128 and the signal, as shells have it."""
         return 0 if self.signal is None else 128 + self.signal
 
-    def check(self) -> None:
-        """Raise :class:`Stopped` where there is a reason to stop."""
-        if self.reason:
+    def check(self, *, clock: bool = True) -> None:
+        """Raise :class:`Stopped` where there is a reason to stop.
+
+        Args:
+            clock: whether the end of the time is one.
+        """
+        if self.signal is not None or (clock and self.late):
             raise Stopped(self.reason)

@@ -45,8 +45,9 @@ def summarize(config: Config, measurements: Sequence[Measurement]) -> dict[str, 
             "n": test.n,
         },
     }
-    if test.exact_match is not None:
-        summary["test"]["exact_match"] = test.exact_match
+    for split, found in (("dev", dev), ("test", test)):
+        if found.exact_match is not None:
+            summary[split]["exact_match"] = found.exact_match
     if config.trains and 0 in points:
         summary["zero_shot"] = {split: found.value for split, found in points[0].items()}
     return summary

@@ -107,6 +107,12 @@ def tracker(name: str | None, folder: Path, config: Mapping[str, Any]) -> Tracke
     return TRACKERS[name](folder, config)
 
 
+def check(name: str | None) -> None:
+    """Refuse a tracker whose package is not there, before anything is begun."""
+    if name in TRACKERS and name != "none":
+        _require(name)
+
+
 def _require(module: str) -> Any:
     try:
         return importlib.import_module(module)
