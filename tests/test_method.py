@@ -257,3 +257,15 @@ def test_an_unknown_method_suggests_the_nearest() -> None:
         get("mezo_bdc")
     with pytest.raises(zb.ZeroBlockError, match="choose from: mezo, "):
         get("xxxxxxxxxxx")
+
+
+def test_a_replay_leaves_the_learning_rate_as_it_was() -> None:
+    model = Tiny()
+    optimizer, records = zb.mezo_bcd(model, 1e-2), []
+    for lr in (1e-2, 1e-3, 1e-4):
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step(next_token(model))
+        records.append(optimizer.record)
+    other = zb.mezo_bcd(Tiny(), 5e-2)
+    zb.replay(other, records)
+    assert other.param_groups[0]["lr"] == 5e-2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -10,6 +11,7 @@ import os
 import signal
 import threading
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ import zeroblock as zb
 from toy import Tiny, distance, next_token, same, snapshot
 from zeroblock.direction import visit
 from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
+from zeroblock.subspace import Elementwise
 
 
 def test_the_closure_runs_in_evaluation_mode_without_gradient() -> None:
@@ -405,23 +408,95 @@ class LateEvent:
     def synchronize(self) -> None: ...
 
 
-@pytest.mark.parametrize("build", [zb.mezo_bcd, functools.partial(zb.mezo_bcd_adam, interval=50)], ids=["sgd", "adam"])
-def test_captured_and_other_steps_may_take_turns(build, monkeypatch) -> None:
-    """Records come in order, and Adam counts the steps of both kinds."""
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that are submitted end when they are waited for."""
     empty = torch.empty
     monkeypatch.setattr(torch.cuda, "Event", LateEvent)
     monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **options: empty(*shape, **options))
+
+
+@pytest.mark.parametrize("name", ["mezo_bcd", "mezo_bcd_adam", "mezo_bcd_adaptive"])
+@pytest.mark.parametrize("interval", [50, 3])
+def test_captured_and_other_steps_may_take_turns(name: str, interval: int, late: None) -> None:
+    """Records come in order, Adam counts the steps of both kinds, and a state may be taken while steps are pending."""
     ends = []
     for wrap in (Submitting, lambda objective: objective):
         model = Tiny()
-        optimizer, heard = build(model, 1e-2), []
-        optimizer.listener = lambda record, heard=heard: heard.append(record.step)
-        for _ in range(10):
+        optimizer, heard = zb.METHODS[name](model, 1e-2, interval=interval, clip=0.3), []
+        optimizer.listener = heard.append
+        for step in range(16):
             optimizer.step(wrap(next_token(model)))
+            if step == 7:
+                state = optimizer.state_dict()
+                optimizer = zb.METHODS[name](model, 1e-2, interval=interval, clip=0.3)
+                optimizer.load_state_dict(state)
+                optimizer.listener = heard.append
         optimizer.flush()
-        assert heard == list(range(10))
+        assert [record.step for record in heard] == list(range(16))
+        assert {abs(record.coeffs[0]) > 0.3 for record in heard} == {True, False}
         ends.append(snapshot(model))
     assert same(*ends)
+
+
+class Hopeless(Submitting):
+    def submit(self, optimizer: zb.ZeroOrder) -> torch.Tensor:
+        return torch.full((4,), math.nan, dtype=torch.float64)
+
+
+@pytest.mark.filterwarnings("ignore::zeroblock.ZeroBlockWarning")
+def test_giving_up_leaves_a_state_to_save(late: None) -> None:
+    model = Tiny()
+    optimizer = zb.mezo_bcd(model, 1e-2, schedule=zb.Ascending(), patience=3)
+    objective = Hopeless(next_token(model))
+    with pytest.raises(ZeroBlockError, match="not finite for"):
+        list(map(optimizer.step, [objective] * 200))
+    assert optimizer.block == optimizer.steps % len(optimizer.blocks)
+    assert optimizer.state_dict()["skipped"] == optimizer.steps
+
+
+def test_a_listener_that_raises_changes_no_step() -> None:
+    model, visited = Tiny(), []
+    optimizer = zb.mezo_bcd(model, 1e-2, schedule=zb.Ascending())
+
+    def listen(record: zb.Record) -> None:
+        visited.append(record.block)
+        if record.step == 1:
+            raise RuntimeError("full")
+
+    optimizer.listener = listen
+    while optimizer.steps < 5:
+        with contextlib.suppress(RuntimeError):
+            optimizer.step(next_token(model))
+    assert visited == [0, 1, 2, 3, 4]
+
+
+def test_ctrl_c_while_weights_are_moved_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Tiny(dtype=torch.float64)
+    before, moved = snapshot(model), []
+    optimizer, add = zb.mezo(model, 1e-2, restore="subtract"), Elementwise.add_
+
+    def interrupted(self: Elementwise, *args: Any) -> None:
+        add(self, *args)
+        moved.append(1)
+        if len(moved) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Elementwise, "add_", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(next_token(model))
+    for name, value in snapshot(model).items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=1e-12)
+
+
+def test_a_state_of_other_blocks_is_refused() -> None:
+    model = Tiny()
+    names = [name for name, _ in model.named_parameters()]
+    one = zb.mezo_bcd_adam(model, 1e-2, partition=[names[:5], names[5:]])
+    other = zb.mezo_bcd_adam(model, 1e-2, partition=[names[5:], names[:5]])
+    one.step(next_token(model))
+    with pytest.raises(ZeroBlockError, match="has other parameters"):
+        other.load_state_dict(one.state_dict())
 
 
 def test_a_state_may_be_loaded_where_it_was_taken() -> None:

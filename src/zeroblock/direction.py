@@ -8,11 +8,14 @@ perturbed weights are copies, and only what is being evaluated has one.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import itertools
+import signal
 import sys
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -22,6 +25,23 @@ from torch.overrides import TorchFunctionMode
 from .errors import ZeroBlockError
 from .noise import Key, Rounding
 from .subspace import Basis
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the end, so that a step is taken whole or not at all."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # no Python handler would run here
+        return
+    waiting: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if waiting:
+            handler(*waiting[0])
 
 
 class Member(NamedTuple):
@@ -155,13 +175,13 @@ class Subtracted(Direction):
     at = 0.0
 
     def move(self, scale: float) -> None:
-        for _, param, basis in self.members:
-            basis.add_(param, self.key, (scale - self.at,), 1.0, self.rounding)
-        self.at = scale
+        with uninterrupted():  # half a walk could not be taken back
+            for _, param, basis in self.members:
+                basis.add_(param, self.key, (scale - self.at,), 1.0, self.rounding)
+            self.at = scale
 
 
 def _metadata() -> set[Any]:
-    """Functions that ask what a tensor is, not what is in it."""
     names = (
         "shape dtype device layout ndim requires_grad is_leaf grad grad_fn is_cuda is_cpu is_meta is_sparse "
         "is_quantized is_nested itemsize nbytes output_nr _version _backward_hooks _base "
@@ -176,10 +196,12 @@ def _metadata() -> set[Any]:
     return found
 
 
+METADATA = _metadata()
+"""Functions that ask what a tensor is, not what is in it."""
+
+
 class _Substitute(TorchFunctionMode):
     """Hands every torch function a perturbed copy in place of an active tensor."""
-
-    METADATA = _metadata()
 
     def __init__(self, make: Callable[[Member], Tensor], members: dict[int, Member], budget: int) -> None:
         super().__init__()
@@ -191,7 +213,7 @@ class _Substitute(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.active and func not in self.METADATA:
+        if self.active and func not in METADATA:
             self.called = True
             args = tuple(self._swap(a) for a in args)
             kwargs = {name: self._swap(a) for name, a in kwargs.items()}

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import signal
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 
 from . import block as blocks_of
 from .block import Block, Partition
-from .direction import Direction, JustInTime, Member, Point, Subtracted, Swapped, visit
+from .direction import Direction, JustInTime, Member, Point, Subtracted, Swapped, uninterrupted, visit
 from .errors import ZeroBlockError, ZeroBlockWarning
 from .estimator import Estimator, Finite, Measure, TwoSided, clipped
 from .journal import Record
@@ -141,6 +139,7 @@ class ZeroOrder(torch.optim.Optimizer):
         """The last step whose numbers are known."""
         self.listener: Callable[[Record], None] | None = None
         """Called with the record of every step, in order."""
+        self._complained = False
         self._run_of_bad = 0
         self._rooms: dict[tuple[torch.dtype, torch.device], tuple[Tensor, int]] = {}
         """Memory for states that are dropped at the end of a turn, and how much of it is taken."""
@@ -202,14 +201,16 @@ class ZeroOrder(torch.optim.Optimizer):
             estimate = self.estimator(self._measure(closure), directions)
         lr = float(self.param_groups[0]["lr"])
         record = Record(self.steps, self.block, estimate.coeffs, lr, estimate.losses, estimate.loss)
-        with _uninterrupted():
+        with uninterrupted():
             if estimate.finite:
                 self._move(estimate.coeffs, lr)
                 self._wind_clock()
             self.steps += 1
-            self._deliver(record, estimate.finite)
-            if self.steps % self.interval == 0:
-                self._enter_turn()
+            try:
+                self._deliver(record, estimate.finite)
+            finally:  # whatever a listener raises, the step was taken
+                if self.steps % self.interval == 0:
+                    self._enter_turn()
         if not estimate.finite:
             self._complain(record.step)
         return torch.tensor(estimate.loss)
@@ -219,7 +220,7 @@ class ZeroOrder(torch.optim.Optimizer):
         submit = getattr(closure, "submit", None)
         if submit is None or not self.capturable:
             return None
-        with _uninterrupted():
+        with uninterrupted():
             if self.rule.state:  # memory that outlives the step, and so is not taken while it is captured
                 for member in self.members:
                     self._state(*member)
@@ -233,9 +234,11 @@ class ZeroOrder(torch.optim.Optimizer):
             event.record()
             self._pending.append((self.steps, self.block, float(self.param_groups[0]["lr"]), host, event))
             self.steps += 1
-            self._collect(0 if self.schedule.learns else PENDING)
-            if self.steps % self.interval == 0:
-                self._enter_turn()
+            try:
+                self._collect(0 if self.schedule.learns else PENDING)
+            finally:
+                if self.steps % self.interval == 0:
+                    self._enter_turn()
         return numbers[0]
 
     @property
@@ -260,7 +263,10 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def _collect(self, most: int) -> None:
         """Deliver the steps that have ended, in order; wait until at most ``most`` have not."""
-        while self._pending and (len(self._pending) > most or self._pending[0][-1].query()):
+        bad = None
+        while self._pending and (
+            len(self._pending) > most or self._pending[0][-1].query() or self._run_of_bad >= self.patience
+        ):
             step, block, lr, host, event = self._pending.popleft()
             event.synchronize()
             loss, *rest = host.tolist()
@@ -269,9 +275,10 @@ class ZeroOrder(torch.optim.Optimizer):
             if finite and step // self.interval == self._turn:
                 for state in self.state.values():
                     state["t"] += 1
+            bad = bad if finite else step
             self._deliver(Record(step, block, coeffs, lr, losses, loss), finite)
-            if not finite:
-                self._complain(step)
+        if bad is not None:
+            self._complain(bad)
 
     def _deliver(self, record: Record, finite: bool) -> None:
         """A step's numbers are known."""
@@ -478,7 +485,8 @@ class ZeroOrder(torch.optim.Optimizer):
             raise ZeroBlockError(
                 f"the loss was not finite for {self._run_of_bad} steps in a row, the last being step {step}: {advice}"
             )
-        if self.skipped == 1:
+        if not self._complained:
+            self._complained = True
             warnings.warn(
                 f"the loss of step {step} is not finite; the step is skipped and counted in "
                 f"optimizer.skipped. If it goes on: {advice}",
@@ -496,6 +504,7 @@ class ZeroOrder(torch.optim.Optimizer):
             "restore": self.restore,
             "steps": self.steps,
             "block": self.block,
+            "blocks": [(block.name, *block.params) for block in self.blocks],
             "skipped": self.skipped,
             "run_of_bad": self._run_of_bad,
             "scores": list(self.scores),
@@ -517,12 +526,16 @@ class ZeroOrder(torch.optim.Optimizer):
         ]:
             if mine != theirs:
                 raise ZeroBlockError(f"the state was saved with {what} {theirs}, this optimizer has {mine}")
+        for block, saved in zip(self.blocks, state_dict.get("blocks", ()), strict=False):
+            if (block.name, *block.params) != tuple(saved):
+                raise ZeroBlockError(f"the state's block {saved[0]!r} is not this optimizer's: it has other parameters")
         unknown_names = set(state_dict["state"]) - set(self.params)
         if unknown_names:
             raise ZeroBlockError(f"the state has parameters this model lacks, one being {min(unknown_names)!r}")
         self.steps, self.block = state_dict["steps"], state_dict["block"]
         self._turn = self.steps // self.interval
         self.skipped, self._run_of_bad = state_dict["skipped"], state_dict["run_of_bad"]
+        self._complained = self.skipped > 0
         self.scores, self.thresholds = list(state_dict["scores"]), dict(state_dict["thresholds"])
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
@@ -572,23 +585,6 @@ def evaluation(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the end, so that a step is taken whole or not at all."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield  # no Python handler would run here
-        return
-    waiting: list[tuple[int, Any]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if waiting:
-            handler(*waiting[0])
 
 
 def value_of(closure: Closure) -> float:

@@ -389,3 +389,98 @@ def test_a_tiny_vocabulary_and_an_example_without_context() -> None:
     assert engine.forked
     with pytest.raises(zb.ZeroBlockError, match="BOS"):
         engine.scores([Encoded((), ((1, 2),))])
+
+
+def test_a_block_that_is_not_read_has_the_same_loss_at_every_point() -> None:
+    model = decoder("llama").requires_grad_(False)
+    model.unused = torch.nn.Linear(4, 4)
+    model.model.norm.requires_grad_(True)
+    parts = [["unused.weight", "unused.bias"], ["model.norm.weight"]]
+    build = functools.partial(zb.mezo_bcd, lr=0.0, eps=1e-2, partition=parts, schedule=zb.Ascending(), probes=2)
+    (forked, _), (sequential, _) = both_ways(model, build, 4)
+    for one, other in zip(forked, sequential, strict=True):
+        assert len(one.losses) == 4
+        assert one.losses == pytest.approx(other.losses, abs=2e-6)
+        assert (one.coeffs == (0.0, 0.0)) is (one.block == 0)
+
+
+class Borrowed(torch.nn.Module):
+    """A head that reads another module's weight."""
+
+    def __init__(self, owner: torch.nn.Module) -> None:
+        super().__init__()
+        vars(self)["owner"] = owner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.owner.weight)
+
+
+class Careless(torch.nn.Module):
+    """A perceptron that reads its parts' weights and does not call them."""
+
+    def __init__(self, old: torch.nn.Module) -> None:
+        super().__init__()
+        self.up, self.down = old.up_proj, old.down_proj
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.linear(x, self.up.weight)
+        return torch.nn.functional.linear(x.tanh(), weight=self.down.weight)
+
+
+class Experts(torch.nn.Module):
+    """Experts that are called with the tokens that a router sends them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = torch.nn.Linear(32, 4)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.reshape(-1, 32)
+        chosen, out = self.gate(flat).argmax(-1), torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            mine = (chosen == number).nonzero().flatten()
+            out[mine] = expert(flat[mine])
+        return out.view_as(x)
+
+
+@pytest.mark.parametrize("subspace", [zb.Full(), zb.LowRank(2)], ids=repr)
+@pytest.mark.parametrize("odd", ["head", "perceptron", "experts"])
+def test_what_cannot_be_forked_is_not(odd: str, subspace: zb.Full | zb.LowRank) -> None:
+    """Weights read where no copy can be shown, rows that are not whole: one point after another, and said."""
+    torch.manual_seed(2)
+    model = decoder("llama-tied" if odd == "head" else "llama")
+    if odd == "head":
+        model.lm_head = Borrowed(model.model.embed_tokens)
+    else:
+        layer = model.model.layers[1]
+        layer.mlp = Careless(layer.mlp) if odd == "perceptron" else Experts()
+    build = functools.partial(zb.mezo_bcd, lr=0.0, eps=1e-2, subspace=subspace)
+    fine = odd != "head" and isinstance(subspace, zb.Full)  # a layer is copied whole
+    with contextlib.nullcontext() if fine else pytest.warns(zb.ZeroBlockWarning, match="one point after another"):
+        (forked, _), (sequential, _) = both_ways(model, build, 2 * len(build(model).blocks))
+    for one, other in zip(forked, sequential, strict=True):
+        assert one.losses == pytest.approx(other.losses, abs=5e-6)
+
+
+def test_a_window_that_only_the_mask_knows_of() -> None:
+    """Examples within it are packed, longer ones padded."""
+    sizes = {"num_local_experts": 4, "sliding_window": 40}
+    config = transformers.PhimoeConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, **sizes,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.PhimoeForCausalLM(config).eval()
+    engine = Engine(model)
+    assert engine.packed
+    assert engine.reach == 40
+    generator = torch.Generator().manual_seed(5)
+    long = Encoded(tuple(torch.randint(3, 60, (100,), generator=generator).tolist()), ((5, 6), (7,)))
+    for batch in ([long], [*BATCH[:2], long]):
+        got = [score.total for scores in engine.scores(batch) for score in scores]
+        expected = [total for totals in slow_scores(model, batch) for total in totals]
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    with pytest.warns(zb.ZeroBlockWarning, match="more than 40 tokens, where it looks no further back"):
+        zb.mezo_bcd(model, lr=0.0).step(engine.objective([long], [0]))
+    assert Engine(decoder("mistral")).reach == Engine(decoder("llama")).reach == float("inf")

@@ -17,9 +17,9 @@ from zeroblock.noise import Distribution, Rounding
 CASES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "full": (
         torch.bfloat16,
-        {"weight_decay": 0.1, "interval": 2, "schedule": zb.Adaptive(warmup=2), "seed": 2**63 + 5},
+        {"weight_decay": 0.1, "interval": 2, "schedule": zb.Adaptive(warmup=2), "seed": 2**63 + 5, "clip": 0.05},
     ),
-    "sparse, two probes": (torch.float32, {"subspace": zb.Sparse(0.6), "estimator": zb.TwoSided(1e-3, 2), "clip": 0.5}),
+    "sparse, two probes": (torch.float32, {"subspace": zb.Sparse(0.6), "estimator": zb.TwoSided(1e-3, 2), "clip": 0.1}),
     "Bernoulli, signs, to nearest": (
         torch.float16,
         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from journal_toy import build, key, write
 import zeroblock as zb
 from toy import Tiny, next_token, same, snapshot
 from zeroblock.errors import ZeroBlockError
-from zeroblock.journal import Header, Journal, export, load, read, unload
+from zeroblock.journal import Header, Journal, export, file, load, read, unload
 from zeroblock.journal import share as module
 
 
@@ -167,3 +168,32 @@ def test_nothing_is_not_exported_and_nothing_is_overwritten(tmp_path: Path) -> N
         export(tmp_path, tmp_path / "out.zbj")
     with pytest.raises(ZeroBlockError, match="holds 2 steps, so there is no step 3"):
         export(tmp_path, tmp_path / "more.zbj", step=3)
+
+
+@pytest.mark.filterwarnings("ignore::zeroblock.ZeroBlockWarning")
+@pytest.mark.parametrize("restore", ["copy", "subtract"])
+def test_a_skipped_step_that_walked_is_taken_back_too(restore: str, tmp_path: Path) -> None:
+    """Measuring in place moves 16-bit weights, whatever the loss was."""
+    model = Tiny(dtype=torch.bfloat16)
+    base, optimizer = snapshot(model), zb.mezo_bcd(model, 1e-2, schedule=zb.Ascending(), restore=restore)
+    with Journal.create(tmp_path / "journal.zbj", Header.of(optimizer)) as journal:
+        optimizer.listener = journal.append
+        optimizer.step(lambda: math.nan)
+        optimizer.step(next_token(model))
+    again = Tiny(dtype=torch.bfloat16)
+    zb.load(again, tmp_path / "journal.zbj")
+    assert same(snapshot(again), snapshot(model))
+    zb.unload(again)
+    assert same(snapshot(again), base)
+
+
+def test_a_journal_of_a_strange_estimator_is_refused() -> None:
+    header = Header.of(zb.mezo(Tiny(), 1e-2))
+    for change in ({"name": []}, {"name": {}}, {"eps": 10**400}):
+        method = {**header.method, "estimator": {**header.method["estimator"], **change}}
+
+        def written(method: dict[str, object] = method) -> Header:
+            return file.parse(file.dump(header.replace(method=method), [])).header
+
+        with pytest.raises(ZeroBlockError):
+            written().rebuild(Tiny())

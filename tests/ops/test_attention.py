@@ -32,6 +32,17 @@ SHAPES = {
 }
 
 
+@pytest.mark.parametrize(("narrow", "wide"), [(16, 24), (24, 16)])
+def test_values_may_be_of_another_width(narrow: int, wide: int) -> None:
+    row = _row(*SHAPES["short"])
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, 2, len(row.tokens))
+    query, key = (torch.randn(*shape, narrow, generator=generator).to(DEVICE) for _ in range(2))
+    value = torch.randn(*shape, wide, generator=generator).to(DEVICE)
+    expected = _dense(query, key, value, row.sees(), 0.3, None).transpose(1, 2)
+    torch.testing.assert_close(attention.packed(query, key, value, row, 0.3, None, None), expected)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("heads", "groups", "size"), [(2, 1, 16), (4, 2, 24), (3, 3, 8)])
 @pytest.mark.parametrize("dtype", DTYPES)

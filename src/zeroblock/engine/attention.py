@@ -22,6 +22,9 @@ NAME = "zeroblock"
 DENSE = 512
 """On the CPU rows up to this length are masked whole; longer ones run example by example."""
 
+windows: set[int] = set()
+"""Those that layers have told :func:`attend` of."""
+
 _row: contextvars.ContextVar[Row] = contextvars.ContextVar("row")
 
 
@@ -88,6 +91,8 @@ def attend(
         raise ValueError("dropout in a forward that is measured")
     if others.get("s_aux") is not None:
         raise ValueError("attention sinks are not packed")
+    if sliding_window is not None:
+        windows.add(sliding_window)
     row = _row.get()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.is_cuda and not torch.is_grad_enabled():

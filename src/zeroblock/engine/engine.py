@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from ..direction import Point, visit
 from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..optimizer import ZeroOrder, compiled, evaluation, value_of
 from ..task.encoding import Encoded
-from .attention import attending, configs
+from .attention import attending, configs, windows
 from .fork import Anatomy, ForkError, forking
 from .graph import Graphs
 from .pack import Padded, Row, cost, pack, pad, split
@@ -72,6 +73,10 @@ class Engine:
         self.anatomy = Anatomy(model)
         self._configs = configs(model)
         self.graphs: Graphs | None = None
+        self._watched: set[tuple[tuple[int, type], ...]] = set()
+        """Blocks that were seen to be read where they can be shown."""
+        self.reach: float = math.inf
+        """Tokens of an example that packed rows are right for: a model may keep its window of attention to its mask."""
         self.packed = self._try()
         self.forked = fork and self.packed
         """Whether the points of a step run in one pass."""
@@ -127,7 +132,8 @@ class Engine:
         rows: list[tuple[Row | Padded, Tensor]] = []
         for some in split(batch, self.max_tokens):
             examples = [batch[i] for i in some]
-            row = pack(examples, *self._multiples(sum(map(cost, examples)))) if self.packed else pad(examples)
+            packed = self.packed and all(len(ids) <= self.reach for one in examples for ids, _ in one.rows)
+            row = pack(examples, *self._multiples(sum(map(cost, examples)))) if packed else pad(examples)
             rows.append((row, torch.tensor([labels[i] for i in some])))
         return rows
 
@@ -140,15 +146,25 @@ class Engine:
     def totals(self, row: Row | Padded, points: Sequence[Point] = ()) -> Tensor:
         """(R, O): the log-probability of each option at each point, or once at the weights as they are."""
         if isinstance(row, Padded):
+            if points:
+                raise ForkError(f"an example of more than {self.reach:,} tokens, where it looks no further back")
             logits = self.model(input_ids=row.tokens, attention_mask=row.mask, use_cache=False).logits
             return _totals(logits.flatten(0, 1)[None], row)
-        fork = forking(self.anatomy, points, len(row.tokens)) if points else contextlib.nullcontext()
+        fork: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        block = tuple((id(m.param), type(m.basis)) for m in points[0].direction.members) if points else ()
+        if points:
+            fork = forking(self.anatomy, points, len(row.tokens), watch=block not in self._watched)
         mask = None if self._told else _additive(row, self.dtype)
         with fork, attending(self._configs, row) if self._told else contextlib.nullcontext():
             logits = self.model(
                 input_ids=row.tokens[None], position_ids=row.positions[None], attention_mask=mask,
                 logits_to_keep=row.keep, use_cache=False,
             ).logits  # fmt: skip
+        self._watched.add(block)
+        if points and len(logits) != len(points):
+            if len(logits) != 1:
+                raise ForkError(f"it returns {len(logits)} rows for {len(points)} points")
+            logits = logits.expand(len(points), -1, -1)  # no weight of the block was read
         return _totals(logits, row)
 
     @functools.cached_property
@@ -185,7 +201,9 @@ class Engine:
                 return False
             try:
                 row = pack(examples, *self._multiples(sum(map(cost, examples)))).to(self.device)
+                windows.clear()
                 together = self.totals(row)[0]
+                self.reach = min((size for c in self._configs for size in _windows(c) - windows), default=math.inf)
             except Exception as error:  # whatever a model of any family may raise on a packed row
                 self.why = f"it cannot run a packed row ({_line(error)})"
                 return False
@@ -279,6 +297,14 @@ def _counts_places(config: Any) -> bool:
     """Whether a model measures distances by places of the row, where it is not told what to see."""
     alibi = getattr(config, "alibi", False) or getattr(getattr(config, "attn_config", None), "alibi", False)
     return bool(getattr(config, "window_size", None) or alibi)
+
+
+def _windows(config: Any) -> set[int]:
+    """Sizes of the windows and chunks of attention that a configuration speaks of."""
+    found = {getattr(config, "attention_chunk_size", None)}
+    if getattr(config, "use_sliding_window", True):
+        found.add(getattr(config, "sliding_window", None))
+    return {size for size in found if isinstance(size, int)}
 
 
 def _line(error: Exception) -> str:

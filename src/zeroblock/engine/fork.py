@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from ..block import stacks
-from ..direction import Member, Point
+from ..direction import METADATA, Member, Point
 from ..errors import ZeroBlockError
 from ..subspace import Elementwise, Factored
 
@@ -73,25 +74,46 @@ class Anatomy:
         return list(found.values())
 
 
+class _Watch(TorchFunctionMode):
+    """Sees that active tensors are read nowhere but where the points' copies are shown."""
+
+    def __init__(self, fork: _Fork, members: Sequence[Member]) -> None:
+        super().__init__()
+        self.fork, self.names = fork, {id(member.param): member.name for member in members}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self.fork.shown and func not in METADATA:
+            for value in (*args, *kwargs.values()):
+                if id(value) in self.names:
+                    raise ForkError(f"{self.names[id(value)]!r} is read without calling the module that holds it")
+        return func(*args, **kwargs)
+
+
 @contextlib.contextmanager
-def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int) -> Iterator[None]:
+def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int, watch: bool = False) -> Iterator[None]:
     """A forward inside this runs at all points: what it returns has a row for each.
 
     Args:
         anatomy: of the model that will run.
         points: along directions of the same members.
         tokens: of the row that will run.
+        watch: refuse a model that reads an active tensor where it could not be shown a point's; takes time.
     """
     fork = _Fork(points, tokens)
+    members = points[0].direction.members
     replaced: list[tuple[nn.Module, Forward | None]] = []
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # it would hand one point's weights to the next
     try:
-        for module, members in anatomy.stages(points[0].direction.members):
-            for one, forward in fork.replacements(module, members, anatomy):
+        for module, mine in anatomy.stages(members):
+            for one, forward in fork.replacements(module, mine, anatomy):
                 replaced.append((one, vars(one).get("forward")))
                 one.forward = forward
-        yield
+        with _Watch(fork, members) if watch else contextlib.nullcontext():
+            yield
     finally:
         for one, before in reversed(replaced):
             if before is None:
@@ -122,7 +144,9 @@ class _Fork:
     """The state of one forked pass: the points, and whether their rows have parted yet."""
 
     def __init__(self, points: Sequence[Point], tokens: int) -> None:
-        self.points, self.parted = points, False
+        self.points, self.tokens, self.parted = points, tokens, False
+        self.shown = 0
+        """How many modules that show a point's weights are running, one within another."""
         a, b = points[0], points[-1]
         opposite = len(points) == 2 and a.direction is b.direction and a.scale == -b.scale
         self.mirrored = opposite and a.direction.paired and tokens <= PAIR
@@ -137,12 +161,22 @@ class _Fork:
                 if owner is module or member.name in anatomy.layer:
                     by_owner.setdefault(id(owner), (owner, []))[1].append(member)
         if not all(_beside(owner, mine) for owner, mine in by_owner.values()):
-            return [(module, self.copied(module, members))]
+            return [(module, self._showing(self.copied(module, members)))]
         leaves = [
-            (owner, self.factored(owner, mine) if _low_rank(mine) else self.copied(owner, mine))
+            (owner, self._showing(self.factored(owner, mine) if _low_rank(mine) else self.copied(owner, mine)))
             for owner, mine in by_owner.values()
         ]
         return leaves if id(module) in by_owner else [(module, self.entered(module)), *leaves]
+
+    def _showing(self, forward: Forward) -> Forward:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.shown += 1
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self.shown -= 1
+
+        return noted
 
     def copied(self, module: nn.Module, members: Sequence[Member]) -> Forward:
         """The module's forward, once a point, on perturbed copies of its active tensors."""
@@ -205,6 +239,7 @@ class _Fork:
         left, right = (us, v.T.expand(rows, -1, -1)) if transposed else (v, us.transpose(1, 2))
 
         def linear(x: Tensor) -> Tensor:
+            self._whole(x)
             lead = x.shape[:-1] if self.parted else (rows, *x.shape[1:-1])
             x = self._rows(x).reshape(rows, -1, x.shape[-1])  # experts see the rows end to end
             y = F.linear(x, matrix.T if transposed else matrix, plain)
@@ -250,12 +285,19 @@ class _Fork:
         """x with a row for each point."""
         return x if self.parted else x.expand(len(self.points), *x.shape[1:])
 
+    def _whole(self, x: Tensor) -> None:
+        """Refuse what is not a row for each point: a router's choice of tokens, for one."""
+        rows = len(self.points) if self.parted else 1
+        if x.shape[0] != rows and not (x.dim() == 2 and x.shape[0] == rows * self.tokens):
+            raise ForkError(f"a module of a layer sees {tuple(x.shape)}, not the rows of all points")
+
     def _mine(self, value: Any, r: int) -> Any:
         """The part of an argument that belongs to a point."""
         if isinstance(value, Tensor):
             rows = len(self.points)
-            if not self.parted or value.dim() < 2 or value.shape[0] % rows:
+            if not self.parted or value.dim() < 2 or value.shape[0] == 1:
                 return value
+            self._whole(value)
             return value.chunk(rows)[r]  # OPT lays the rows end to end
         if isinstance(value, tuple):
             return tuple(self._mine(one, r) for one in value)

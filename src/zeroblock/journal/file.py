@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 import struct
 import time
 import zlib
@@ -287,7 +288,7 @@ def _preamble(data: bytes, name: str) -> tuple[Header, Layout, int]:
 
 def _new(path: Path, data: bytes) -> int:
     """A new file, locked and open for appending, that has its name with all of the bytes or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         handle = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as error:

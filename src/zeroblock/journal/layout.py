@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ZeroBlockError
+from . import spec
 from .header import Header
 from .record import Record
 
@@ -45,9 +46,9 @@ class Layout:
     def of(cls, header: Header, root: int) -> Layout:
         """The layout that a header fixes."""
         estimator: dict[str, Any] = header.method["estimator"] or {}
-        sides = {"TwoSided": 2, "OneSided": 1}.get(estimator.get("name", ""), 0)
+        sides = {"TwoSided": 2, "OneSided": 1}.get(str(estimator.get("name")), 0)
         eps = estimator.get("eps", 0.0)
-        if not isinstance(eps, (int, float)):
+        if not spec.fits(eps, float):
             raise ZeroBlockError(f"the header's eps cannot be {str(eps)[:100]}")
         return cls(header.probes, sides, float(eps), root)
 

@@ -90,7 +90,9 @@ def fits(value: object, hint: Any) -> bool:
         return any(fits(value, argument) for argument in arguments)
     if isinstance(value, bool):
         return hint is bool
-    return isinstance(value, (int, float) if hint is float else hint)
+    if hint is float and isinstance(value, int):
+        return abs(value) < 1 << 1023  # beyond, it is no float
+    return isinstance(value, hint)
 
 
 def describe_partition(partition: Partition | Sequence[Any], blocks: Sequence[Block]) -> Spec:

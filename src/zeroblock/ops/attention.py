@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from ..engine.pack import Row
@@ -82,17 +83,19 @@ def packed(
     Args:
         query: (R, H, S, d).
         key: (R, K, S, d), K dividing H.
-        value: (R, K, S, d).
+        value: (R, K, S, e).
         row: of S tokens.
         scale: of the scores.
         window: keys at least so many positions back are not seen.
         softcap: c·tanh(score/c).
 
     Returns:
-        (R, S, H, d), contiguous.
+        (R, S, H, e), contiguous.
     """
+    wide, size = value.shape[-1], max(query.shape[-1], value.shape[-1])
+    query, key, value = (F.pad(x, (0, size - x.shape[-1])) for x in (query, key, value))  # noughts change no score
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-    rows, heads, length, size = query.shape
+    rows, heads, length, _ = query.shape
     out = torch.empty(rows, length, heads, size, dtype=query.dtype, device=query.device)
     single = query.dtype == torch.float32
     m, n = (32, 32) if single else (64, 64)
@@ -103,4 +106,4 @@ def packed(
         CAP=softcap is not None, WINDOW=window is not None, D=size, WIDE=max(16, triton.next_power_of_2(size)),
         M=m, N=n, PRECISION="ieee" if single else "tf32", num_warps=4,
     )  # fmt: skip
-    return out
+    return out[..., :wide].contiguous()
