@@ -189,3 +189,22 @@ def test_hub_without_datasets(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ZeroBlockError, match="pip install datasets, or point --data at a folder"):
         TASKS["sst2"].load()
+
+
+def test_a_dataset_that_is_a_script_comes_from_the_hubs_conversion(monkeypatch):
+    asked = []
+
+    def load_dataset(path, config=None, **options):
+        asked.append((path, config, options))
+        if path != "parquet":
+            raise RuntimeError(f"Dataset scripts are no longer supported, but found {path}.py")
+        return [{"premise": "It rains.", "hypothesis": "It is wet.", "label": 0}]
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    (row,) = get("rte").rows("train")
+    assert row.text("premise") == "It rains."
+    (path, config, _), (_, _, options) = asked
+    assert options == {
+        "data_files": f"hf://datasets/{path}@refs%2Fconvert%2Fparquet/{config}/train/*.parquet",
+        "split": "train",
+    }

@@ -40,6 +40,7 @@ def tasks(
     or, to generate, in place of options and label:
 
         answer = " {reply}\\n"             # where reply is a list, all are right
+        max_new_tokens = 50               # generated at most
     """
     if context.invoked_subcommand is not None:
         return

@@ -28,8 +28,8 @@ and a generation::
     answer = " {reply}\\n"               # where reply is a list: the first is trained on, all are gold
 
 and, optionally in both, ``name``, ``summary``, ``objective`` (``"options"`` or
-``"answer"``), ``metric`` (``"accuracy"``; ``"f1"`` or ``"exact_match"`` to generate) and
-``calibration`` (the context of SFC).
+``"answer"``), ``metric`` (``"accuracy"``; ``"f1"`` or ``"exact_match"`` to generate),
+``max_new_tokens`` (50, to generate) and ``calibration`` (the context of SFC).
 """
 
 from __future__ import annotations

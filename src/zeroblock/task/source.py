@@ -58,6 +58,17 @@ def read_folder(name: str, part: Part, data: Path) -> list[Row]:
     raise ZeroBlockError(f"no {part} data for {name}: looked for {places[0]} and {places[1]}{reason}")
 
 
+def _get(datasets: Any, hub: Hub, part: Part) -> Any:
+    """One part of a dataset; of one that is a script, which ``datasets`` runs no more, the hub's own conversion."""
+    try:
+        return datasets.load_dataset(hub.path, hub.config, split=part)
+    except RuntimeError as error:
+        if "scripts are no longer supported" not in str(error):
+            raise
+        files = f"hf://datasets/{hub.path}@refs%2Fconvert%2Fparquet/{hub.config or '*'}/{part}/*.parquet"
+        return datasets.load_dataset("parquet", data_files=files, split="train")
+
+
 @dataclass(frozen=True)
 class HubRows(Sequence[Row]):
     """Rows of the hub, read when asked for: some sets hold 100,000 and a run wants 1,500."""
@@ -74,7 +85,7 @@ class HubRows(Sequence[Row]):
         except ImportError as error:
             raise ZeroBlockError(f"{hub.name} comes from the hub: pip install datasets, {hint}") from error
         try:
-            table = datasets.load_dataset(hub.path, hub.config, split=part)
+            table = _get(datasets, hub, part)
         except Exception as error:  # the layers below raise their own kinds of everything: network, cache, parsing
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ZeroBlockError(f"cannot get {hub} from the hub ({reason}); try again, {hint}") from error
