@@ -132,7 +132,7 @@ class Engine:
         rows: list[tuple[Row | Padded, Tensor]] = []
         for some in split(batch, self.max_tokens):
             examples = [batch[i] for i in some]
-            packed = self.packed and all(len(ids) <= self.reach for one in examples for ids, _ in one.rows)
+            packed = self.packed and (self.reach == math.inf or max(map(_length, examples)) <= self.reach)
             row = pack(examples, *self._multiples(sum(map(cost, examples)))) if packed else pad(examples)
             rows.append((row, torch.tensor([labels[i] for i in some])))
         return rows
@@ -297,6 +297,10 @@ def _counts_places(config: Any) -> bool:
     """Whether a model measures distances by places of the row, where it is not told what to see."""
     alibi = getattr(config, "alibi", False) or getattr(getattr(config, "attn_config", None), "alibi", False)
     return bool(getattr(config, "window_size", None) or alibi)
+
+
+def _length(one: Encoded) -> int:
+    return len(one.context) + max(map(len, one.options))
 
 
 def _windows(config: Any) -> set[int]:

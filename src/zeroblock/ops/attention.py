@@ -93,7 +93,8 @@ def packed(
         (R, S, H, e), contiguous.
     """
     wide, size = value.shape[-1], max(query.shape[-1], value.shape[-1])
-    query, key, value = (F.pad(x, (0, size - x.shape[-1])) for x in (query, key, value))  # noughts change no score
+    if query.shape[-1] != wide:
+        query, key, value = (F.pad(x, (0, size - x.shape[-1])) for x in (query, key, value))  # noughts change no score
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     rows, heads, length, _ = query.shape
     out = torch.empty(rows, length, heads, size, dtype=query.dtype, device=query.device)
