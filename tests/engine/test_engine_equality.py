@@ -428,7 +428,7 @@ class Careless(torch.nn.Module):
 
 
 class Experts(torch.nn.Module):
-    """Experts that are called with the tokens that a router sends them."""
+    """Experts that are called with the tokens that a router sends them, an even number: it could be taken for rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -440,6 +440,7 @@ class Experts(torch.nn.Module):
         chosen, out = self.gate(flat).argmax(-1), torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
             mine = (chosen == number).nonzero().flatten()
+            mine = mine[: len(mine) // 2 * 2]
             out[mine] = expert(flat[mine])
         return out.view_as(x)
 

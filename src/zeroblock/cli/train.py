@@ -80,10 +80,11 @@ def train(
     from ..train import run
 
     flags = {name: value for name, value in given.items() if value is not None}
+    written = read(config) if config else {}
     try:
-        settings = Config.of({**(read(config) if config else {}), **flags})
+        settings = Config.of({**written, **flags})
     except ZeroBlockError as error:
-        if config is None or str(error).startswith((str(config), "cannot read")):
+        if config is None:
             raise
         raise ZeroBlockError(f"{config}{' with the flags given' if flags else ''}: {error}") from error
     report(run(settings, out or default_out(settings), view(quiet, json)), json)
