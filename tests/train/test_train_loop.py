@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -189,6 +189,27 @@ def test_a_snapshot_shortens_the_replay(llama: Path, data: Path, tmp_path: Path,
     assert "replaying 2 of 2 steps" in told
     assert any("cut" in text for text in told)
     assert kept(whole.folder) == kept(tmp_path / "torn")
+
+
+def test_a_replay_is_shown_and_can_be_stopped(llama: Path, data: Path, tmp_path: Path) -> None:
+    config = settings(llama, data, method="mezo_bcd_adam")
+    whole = run(config, tmp_path / "whole")
+    run(config, tmp_path / "parts", Kill(7))
+
+    class Impatient(Quiet):
+        seen: ClassVar[list[tuple[int, int]]] = []
+
+        def replaying(self, step: int, steps: int) -> None:
+            self.seen.append((step, steps))
+            if step == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    stopped = resume(tmp_path / "parts", Impatient())
+    assert Impatient.seen == [(1, 7), (2, 7)]
+    assert (stopped.steps, stopped.reason, stopped.code) == (7, "interrupted", 130)
+    assert len(read(tmp_path / "parts").records) == 7
+    resume(tmp_path / "parts")
+    assert kept(whole.folder) == kept(tmp_path / "parts")
 
 
 def test_a_run_leaves_a_whole_folder(opt: Path, data: Path, tmp_path: Path) -> None:

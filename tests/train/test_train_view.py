@@ -84,6 +84,23 @@ def test_numbers_in_words() -> None:
     )
 
 
+def test_a_replay_in_lines_and_as_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([1.0, 5.0, 12.0])
+    monkeypatch.setattr("zeroblock.train.view.time.monotonic", lambda: next(clock))
+    out = io.StringIO()
+    lines = Lines(Console(file=out))
+    for step in (1, 2, 3):
+        lines.replaying(step, 9)
+    assert out.getvalue() == "replayed 3/9\n"
+    monkeypatch.undo()
+    out = io.StringIO()
+    live = Live(Console(file=out, force_terminal=True, width=80))
+    live.replaying(4, 9)
+    live.close()
+    assert "replaying" in out.getvalue()
+    assert "4/9" in out.getvalue()
+
+
 def test_every_view_is_one() -> None:
     views: list[View] = [Quiet(), Lines(Console(file=io.StringIO()))]
     assert all(hasattr(one, "close") for one in views)

@@ -1,8 +1,8 @@
 """A replay on the GPU without a step's launches: every weight takes all its steps at once.
 
-With SGD over Full and sparse subspaces a weight's step depends on nothing but
-that weight, so the steps of a block are one launch, and not one a step and
-tensor, whose overhead on OPT-1.3B is ten times the arithmetic.
+With SGD a weight's step depends on nothing but that weight, so the steps of a
+block are one launch (or three a matrix in low-rank subspaces), and not one a step
+and tensor, whose overhead on OPT-1.3B is ten times the arithmetic.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ import numpy as np
 import torch
 
 from ..estimator import clipped
-from ..noise import Key
-from ..ops import Mask
 from ..rule import SGD
-from ..subspace import Bernoulli, Elementwise, Full, Sparse
+from ..subspace import Bernoulli, Elementwise, Factored, Full, LowRank, Sparse
 from .record import Progress, Record, another_run
 
 if TYPE_CHECKING:
     from ..optimizer import ZeroOrder
-    from .kernel import Piece, Steps
+    from .kernel import Matrix, Piece, Steps
 
 WORK = 10**11
 """Weights times steps of a launch: a fifth of a second on an H200."""
+ROOM = 1 << 24
+"""Coordinates of a matrix that are drawn before a launch, in fp32: 64 MiB."""
+MOST = 1 << 15
+"""Steps of a launch: fewer than CUDA allows of rows of programs."""
 
 
 def serves(optimizer: ZeroOrder) -> bool:
     """Whether an optimizer's steps can be taken together."""
     return (
         isinstance(optimizer.rule, SGD)
-        and isinstance(optimizer.subspace, (Full, Sparse, Bernoulli))
+        and isinstance(optimizer.subspace, (Full, LowRank, Sparse, Bernoulli))
+        and not getattr(optimizer.subspace, "as_published", False)
         and optimizer.restore == "copy"
         and all(p.is_cuda and p.is_contiguous() for p in optimizer.params.values())
     )
@@ -47,23 +50,27 @@ def advance(optimizer: ZeroOrder, records: list[Record], report: Progress) -> No
         records: consecutive.
         report: called with the number of steps done.
     """
-    from .kernel import advance_
+    from .kernel import Matrix, advance_, advance_outer_
 
     visits, after = _plan(optimizer, records)
     sizes = {b: sum(optimizer.params[n].numel() for n in optimizer.blocks[b].params) for b in visits}
     total = sum(size * len(visits[b]) for b, size in sizes.items())
     done = 0
     for block, visited in visits.items():
-        for pieces, steps in _groups(optimizer, block, visited):
-            numel = sum(piece.flat.numel() for piece in pieces)
-            rows = max(1, WORK // numel)
+        for group, steps in _groups(optimizer, block, visited):
+            flats = [group.flat] if isinstance(group, Matrix) else [piece.flat for piece in group]
+            numel = sum(flat.numel() for flat in flats)
+            rows = max(1, min(WORK // numel, MOST))
+            if isinstance(group, Matrix):
+                rows = max(1, min(rows, ROOM // (max(group.height, group.width) * group.rank)))
             for a in range(0, len(steps), rows):
                 part = steps[a : a + rows]
                 moved = part[(part.decay != 1.0) | (part.alphas != 0.0).any(axis=1)]  # others change not even a zero
-                with torch.cuda.device_of(pieces[0].flat):
+                with torch.cuda.device_of(flats[0]):
                     if len(moved):
-                        advance_(pieces, moved, optimizer.seed, optimizer.distribution, optimizer.rounding)
-                    if pieces[0].flat.is_cuda:
+                        how = (moved, optimizer.seed, optimizer.distribution, optimizer.rounding)
+                        advance_outer_(group, *how) if isinstance(group, Matrix) else advance_(group, *how)
+                    if flats[0].is_cuda:
                         torch.cuda.synchronize()  # so that what is reported is done
                 done += numel * len(part)
                 report(len(records) * done / total)
@@ -87,9 +94,9 @@ def _plan(optimizer: ZeroOrder, records: list[Record]) -> tuple[dict[int, list[R
     return visits, {**state, "steps": records[-1].step + 1, "block": block, "scores": scores, "run_of_bad": 0}
 
 
-def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator[tuple[list[Piece], Steps]]:
+def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator[tuple[list[Piece] | Matrix, Steps]]:
     """The tensors of a block that one launch can serve, with their steps."""
-    from .kernel import Piece, Steps
+    from .kernel import Matrix, Piece, Steps
 
     step = np.array([record.step for record in records])
     lr = np.array([record.lr for record in records])
@@ -97,22 +104,20 @@ def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator
     alphas = -lr[:, None] * (coeffs / coeffs.shape[1])
     turn = step // optimizer.interval * optimizer.interval
     weight_decay = optimizer.param_groups[0]["weight_decay"]
+
+    def steps(decayed: bool) -> Steps:
+        return Steps(step, turn, alphas, 1 - lr * weight_decay if decayed else np.ones_like(lr))
+
     groups: dict[tuple[bool, torch.dtype, torch.device, type], list[Piece]] = defaultdict(list)
-    for name in optimizer.blocks[block].params:
-        param = optimizer.params[name]
+    for name, param, basis in optimizer.members_of(block):
         if not param.numel():
             continue
         decayed = bool(weight_decay) and optimizer.decays(name, param)
-        mask = _mask(optimizer, name)
-        piece = Piece(param.detach().view(-1), optimizer.offsets[name], mask)
-        groups[decayed, param.dtype, param.device, type(mask)].append(piece)
+        flat, offset = param.detach().view(-1), optimizer.offsets[name]
+        if isinstance(basis, Factored):
+            yield Matrix(flat, offset, basis.shape[1], basis.rank), steps(decayed)
+            continue
+        assert isinstance(basis, Elementwise)
+        groups[decayed, param.dtype, param.device, type(basis.mask)].append(Piece(flat, offset, basis.mask))
     for (decayed, *_), pieces in groups.items():
-        yield pieces, Steps(step, turn, alphas, 1 - lr * weight_decay if decayed else np.ones_like(lr))
-
-
-def _mask(optimizer: ZeroOrder, name: str) -> Mask | None:
-    key = Key(optimizer.seed, 0)
-    threshold, offset = optimizer.thresholds[name], optimizer.offsets[name]
-    basis = optimizer.subspace.basis(optimizer.params[name], key, offset, threshold, optimizer.distribution)
-    assert isinstance(basis, Elementwise)
-    return basis.mask
+        yield pieces, steps(decayed)

@@ -1,6 +1,7 @@
-"""The GPU kernel (Triton) of a fused replay: a weight is read once, takes all its steps in registers, is written once.
+"""The GPU kernels (Triton) of a fused replay: a weight is read once, takes all its steps in registers, is written once.
 
-Arithmetic and rounding are those of ``ops.triton``, step by step, so the weights are those of ``ops.add_noise_``.
+Arithmetic and rounding are those of ``ops.triton``, step by step, so the weights are those of ``ops.add_noise_``,
+and of ``ops.fill_`` and ``ops.add_outer_`` for matrices that move in a low-rank subspace.
 """
 
 # ruff: noqa: N803, N806, SIM300  (Triton's dialect: constants in capitals)
@@ -17,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..noise import Distribution, Key, Rounding
+from ..noise import BASIS, ROUNDING, Distribution, Key, Rounding
 from ..ops import Mask
 from ..ops.spec import Bernoulli, Magnitude
 from ..ops.triton import MASKS, _accumulate, _box_muller, _philox, _quantize
@@ -51,8 +52,30 @@ class Piece:
 
 
 @dataclasses.dataclass(frozen=True)
+class Matrix:
+    """A contiguous matrix that moves by z Vᵀ, and its place.
+
+    Args:
+        flat: its weights, m·n of them.
+        offset: global offset of the first.
+        width: n.
+        rank: columns of z and V.
+    """
+
+    flat: Tensor
+    offset: int
+    width: int
+    rank: int
+
+    @property
+    def height(self) -> int:
+        """m."""
+        return self.flat.numel() // self.width
+
+
+@dataclasses.dataclass(frozen=True)
 class Steps:
-    """What T steps do to a tensor: x ← round(decay[t]·x + Σₖ alphas[t, k]·u_k).
+    """What T steps do to a tensor: x ← round(decay[t]·x + P Σₖ alphas[t, k]·u_k).
 
     Args:
         step: numbers of the steps, (T,) int64.
@@ -98,6 +121,18 @@ def _masked(u, x, word, threshold, limit, MASK: tl.constexpr):
     return u
 
 
+@triton.jit
+def _place(first, lead, shift, n, LANES: tl.constexpr):
+    """Index of the first of the four elements of every counter of a tile, and which of the four exist."""
+    i = (first - lead + tl.arange(0, LANES)) * 4 - shift
+    return i, _within(i, n), _within(i + 1, n), _within(i + 2, n), _within(i + 3, n)
+
+
+@triton.jit
+def _within(i, n):
+    return (i >= 0) & (i < n)
+
+
 @triton.jit(do_not_specialize=["count", "k0", "k1", "c3", "m3", "limit"])
 def _advance(
     tensor_ptr, tile_ptr, table_ptr, threshold_ptr, step_ptr, turn_ptr, alpha_ptr, decay_ptr,
@@ -116,12 +151,11 @@ def _advance(
     start = tl.load(tile_ptr + tl.program_id(0)) * LANES
     low = (base + start).to(tl.uint32) + tl.arange(0, LANES).to(tl.uint32)
     high = ((base + start) >> 32).to(tl.uint32)
-    i0 = (start - lead + tl.arange(0, LANES)) * 4 - shift
-    i1, i2, i3 = i0 + 1, i0 + 2, i0 + 3
-    x0 = tl.load(x_ptr + i0, mask=(i0 >= 0) & (i0 < n), other=0).to(WIDE)
-    x1 = tl.load(x_ptr + i1, mask=(i1 >= 0) & (i1 < n), other=0).to(WIDE)
-    x2 = tl.load(x_ptr + i2, mask=(i2 >= 0) & (i2 < n), other=0).to(WIDE)
-    x3 = tl.load(x_ptr + i3, mask=(i3 >= 0) & (i3 < n), other=0).to(WIDE)
+    i, in0, in1, in2, in3 = _place(start, lead, shift, n, LANES)
+    x0 = tl.load(x_ptr + i, mask=in0, other=0).to(WIDE)
+    x1 = tl.load(x_ptr + i + 1, mask=in1, other=0).to(WIDE)
+    x2 = tl.load(x_ptr + i + 2, mask=in2, other=0).to(WIDE)
+    x3 = tl.load(x_ptr + i + 3, mask=in3, other=0).to(WIDE)
     for t in range(count):
         c2 = tl.load(step_ptr + t).to(tl.uint32)
         decay = tl.load(decay_ptr + t).to(WIDE)
@@ -145,10 +179,119 @@ def _advance(
         x1 = _quantize(a1, w1, DTYPE, STOCHASTIC, False).to(WIDE)
         x2 = _quantize(a2, w2, DTYPE, STOCHASTIC, False).to(WIDE)
         x3 = _quantize(a3, w3, DTYPE, STOCHASTIC, False).to(WIDE)
-    tl.store(x_ptr + i0, x0.to(DTYPE), mask=(i0 >= 0) & (i0 < n))
-    tl.store(x_ptr + i1, x1.to(DTYPE), mask=(i1 >= 0) & (i1 < n))
-    tl.store(x_ptr + i2, x2.to(DTYPE), mask=(i2 >= 0) & (i2 < n))
-    tl.store(x_ptr + i3, x3.to(DTYPE), mask=(i3 >= 0) & (i3 < n))
+    tl.store(x_ptr + i, x0.to(DTYPE), mask=in0)
+    tl.store(x_ptr + i + 1, x1.to(DTYPE), mask=in1)
+    tl.store(x_ptr + i + 2, x2.to(DTYPE), mask=in2)
+    tl.store(x_ptr + i + 3, x3.to(DTYPE), mask=in3)
+
+
+@triton.jit(do_not_specialize=["n", "base", "lead", "shift", "k0", "k1", "c3"])
+def _fill(
+    out_ptr, step_ptr, alpha_ptr, n, base, lead, shift, k0, k1, c3,
+    PROBES: tl.constexpr, RADEMACHER: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """out[t] ← Σₖ alpha[t, k]·u_k of step t, n of them: a row of programs a step."""
+    t = tl.program_id(1)
+    start = tl.program_id(0).to(tl.int64) * LANES
+    low = (base + start).to(tl.uint32) + tl.arange(0, LANES).to(tl.uint32)
+    high = ((base + start) >> 32).to(tl.uint32)
+    k0, k1, c3 = k0.to(tl.uint32), k1.to(tl.uint32), c3.to(tl.uint32)
+    c2 = tl.load(step_ptr + t).to(tl.uint32)
+    zero = tl.zeros([LANES], tl.float32)
+    a0, a1, a2, a3 = zero, zero, zero, zero
+    for k in range(PROBES):
+        alpha = tl.load(alpha_ptr + t * PROBES + k).to(tl.float32)
+        u0, u1, u2, u3, _, _, _, _ = _draw(low, high, k0, k1, c2, (c3 + 16 * k).to(tl.uint32), RADEMACHER)
+        a0, a1 = _accumulate(a0, u0, alpha), _accumulate(a1, u1, alpha)
+        a2, a3 = _accumulate(a2, u2, alpha), _accumulate(a3, u3, alpha)
+    i, in0, in1, in2, in3 = _place(start, lead, shift, n, LANES)
+    row_ptr = out_ptr + t.to(tl.int64) * n
+    tl.store(row_ptr + i, a0, mask=in0)
+    tl.store(row_ptr + i + 1, a1, mask=in1)
+    tl.store(row_ptr + i + 2, a2, mask=in2)
+    tl.store(row_ptr + i + 3, a3, mask=in3)
+
+
+@triton.jit
+def _outer(x, z_ptr, v_ptr, inside, decay, RANK: tl.constexpr):
+    """decay·x + z Vᵀ, the products summed in order, each rounded."""
+    delta = tl.load(z_ptr, mask=inside, other=0) * tl.load(v_ptr, mask=inside, other=0)
+    for r in tl.static_range(1, RANK):
+        delta = delta + tl.load(z_ptr + r, mask=inside, other=0) * tl.load(v_ptr + r, mask=inside, other=0)
+    return _accumulate(x * decay, delta, 1.0)
+
+
+@triton.jit(do_not_specialize=["count", "n", "base", "lead", "shift", "width", "height", "k0", "k1", "c3"])
+def _advance_outer(
+    x_ptr, z_ptr, v_ptr, step_ptr, turn_ptr, decay_ptr, count, n, base, lead, shift, width, height, k0, k1, c3,
+    RANK: tl.constexpr, STOCHASTIC: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    WIDE: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.float32
+    start = tl.program_id(0).to(tl.int64) * LANES
+    low = (base + start).to(tl.uint32) + tl.arange(0, LANES).to(tl.uint32)
+    high = ((base + start) >> 32).to(tl.uint32)
+    k0, k1, c3 = k0.to(tl.uint32), k1.to(tl.uint32), c3.to(tl.uint32)
+    i, in0, in1, in2, in3 = _place(start, lead, shift, n, LANES)
+    x0 = tl.load(x_ptr + i, mask=in0, other=0).to(WIDE)
+    x1 = tl.load(x_ptr + i + 1, mask=in1, other=0).to(WIDE)
+    x2 = tl.load(x_ptr + i + 2, mask=in2, other=0).to(WIDE)
+    x3 = tl.load(x_ptr + i + 3, mask=in3, other=0).to(WIDE)
+    w0, w1, w2, w3 = low, low, low, low
+    row0, row1, row2, row3 = i // width, (i + 1) // width, (i + 2) // width, (i + 3) // width
+    z0, z1, z2, z3 = row0 * RANK, row1 * RANK, row2 * RANK, row3 * RANK  # the compiler would divide at every step
+    v0, v1 = (i - row0 * width) * RANK, (i + 1 - row1 * width) * RANK
+    v2, v3 = (i + 2 - row2 * width) * RANK, (i + 3 - row3 * width) * RANK
+    for t in range(count):
+        v = v_ptr + tl.load(turn_ptr + t) * width * RANK
+        decay = tl.load(decay_ptr + t).to(WIDE)
+        if STOCHASTIC:
+            w0, w1, w2, w3 = _philox(low, high, k0, k1, tl.load(step_ptr + t).to(tl.uint32), c3)
+        x0 = _quantize(_outer(x0, z_ptr + z0, v + v0, in0, decay, RANK), w0, DTYPE, STOCHASTIC, False).to(WIDE)
+        x1 = _quantize(_outer(x1, z_ptr + z1, v + v1, in1, decay, RANK), w1, DTYPE, STOCHASTIC, False).to(WIDE)
+        x2 = _quantize(_outer(x2, z_ptr + z2, v + v2, in2, decay, RANK), w2, DTYPE, STOCHASTIC, False).to(WIDE)
+        x3 = _quantize(_outer(x3, z_ptr + z3, v + v3, in3, decay, RANK), w3, DTYPE, STOCHASTIC, False).to(WIDE)
+        z_ptr += height * RANK
+    tl.store(x_ptr + i, x0.to(DTYPE), mask=in0)
+    tl.store(x_ptr + i + 1, x1.to(DTYPE), mask=in1)
+    tl.store(x_ptr + i + 2, x2.to(DTYPE), mask=in2)
+    tl.store(x_ptr + i + 3, x3.to(DTYPE), mask=in3)
+
+
+def _tiles(offset: int, numel: int) -> tuple[int, tuple[int, int, int]]:
+    """How many tiles hold a tensor; counter of the first, and counters and weights of it that lie before the tensor."""
+    counter, shift = divmod(offset, 4)
+    lead = counter % LANES  # so that no tile crosses a multiple of 2**32 counters
+    return -(-(lead * 4 + shift + numel) // (LANES * 4)), (counter - lead, lead, shift)
+
+
+def advance_outer_(matrix: Matrix, steps: Steps, seed: int, distribution: Distribution, rounding: Rounding) -> None:
+    """Take the steps on a matrix; z of every step and V of every turn are drawn beforehand."""
+    flat, rank = matrix.flat, matrix.rank
+    key, rademacher = Key(seed, 0), distribution == Distribution.RADEMACHER
+    turns, turn = np.unique(steps.turn, return_inverse=True)
+
+    def there(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(flat.device)
+
+    def draw(key: Key, at: np.ndarray, alphas: np.ndarray, rows: int) -> Tensor:
+        out = torch.empty((len(at), rows * rank), dtype=torch.float32, device=flat.device)
+        tiles, place = _tiles(matrix.offset, rows * rank)
+        _fill[(tiles, len(at))](
+            out, there(at), there(alphas), rows * rank, *place, *key.words[:2], key.words[3],
+            PROBES=alphas.shape[1], RADEMACHER=rademacher, LANES=LANES, num_warps=WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
+        return out
+
+    z = draw(key, steps.step, steps.alphas, matrix.height)
+    v = draw(key.to(stream=BASIS), turns, np.ones((len(turns), 1)), matrix.width)
+    tiles, place = _tiles(matrix.offset, flat.numel())
+    _advance_outer[(tiles,)](
+        flat, z, v, there(steps.step), there(turn), there(steps.decay), len(steps), flat.numel(), *place,
+        matrix.width, matrix.height, *key.words[:2], key.to(stream=ROUNDING).words[3],
+        RANK=rank, STOCHASTIC=rounding == Rounding.STOCHASTIC and flat.dtype.itemsize == 2,
+        LANES=LANES, num_warps=WARPS, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def advance_(pieces: Sequence[Piece], steps: Steps, seed: int, distribution: Distribution, rounding: Rounding) -> None:
@@ -159,10 +302,8 @@ def advance_(pieces: Sequence[Piece], steps: Steps, seed: int, distribution: Dis
     table = np.empty((len(pieces), COLUMNS.value), np.int64)
     tiles = np.empty(len(pieces), np.int64)
     for i, piece in enumerate(pieces):
-        counter, shift = divmod(piece.offset, 4)
-        lead = counter % LANES  # so that no tile crosses a multiple of 2**32 counters
-        table[i] = piece.flat.data_ptr(), piece.flat.numel(), counter - lead, lead, shift
-        tiles[i] = -(-(lead * 4 + shift + piece.flat.numel()) // (LANES * 4))
+        tiles[i], place = _tiles(piece.offset, piece.flat.numel())
+        table[i] = piece.flat.data_ptr(), piece.flat.numel(), *place
     tensor = np.repeat(np.arange(len(pieces)), tiles)
     tile = np.arange(len(tensor)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
     thresholds = [p.mask.threshold if isinstance(p.mask, Magnitude) else 0.0 for p in pieces]

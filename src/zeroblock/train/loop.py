@@ -197,15 +197,17 @@ class _Session:
         self.records, self.left = list(records), records[optimizer.steps :]
         self.view.note(f"replaying {len(self.left)} of {len(records)} steps")
 
-    def _catch_up(self, due: frozenset[int]) -> None:
-        """Replay to the end of the records, or to the next evaluation."""
+    def _catch_up(self, due: frozenset[int], stop: Stop) -> None:
+        """Replay to the end of the records, or to the next evaluation; where stopped, no weights are of use."""
         assert isinstance(self.learner, ZerothOrder)
-        optimizer = self.learner.optimizer
-        count = min([len(self.left), *(step - self.steps for step in due if step > self.steps)])
-        listener, optimizer.listener = optimizer.listener, None
-        replay(optimizer, self.left[:count])
-        optimizer.flush()
-        optimizer.listener = listener
+        first = self.steps
+        count = min([len(self.left), *(step - first for step in due if step > first)])
+
+        def check(fraction: float) -> None:
+            stop.check()
+            self.view.replaying(first + int(fraction * count), len(self.records))
+
+        replay(self.learner.optimizer, self.left[:count], check)
         self.left = self.left[count:]
 
     def go(self) -> Result:
@@ -223,7 +225,8 @@ class _Session:
                 self._go(stop)
             except Stopped:
                 self._settle()
-                return Result(self.folder.path, self.steps, None, stop.reason, stop.code)
+                taken = len(self.records)  # which a replay that was stopped has not come to
+                return Result(self.folder.path, taken, None, stop.reason, stop.code)
             self._settle()
             summary = self._summary()
             self.folder.finish(summary)
@@ -243,7 +246,7 @@ class _Session:
                 return
             stop.check()
             if self.left:
-                self._catch_up(due)
+                self._catch_up(due, stop)
                 continue
             step = self.steps
             self.learner.step(self.setting.closures(order.batch(step)), rate(config, step))

@@ -79,6 +79,9 @@ class View(Protocol):
     def step(self, progress: Progress) -> None:
         """A step was taken."""
 
+    def replaying(self, step: int, steps: int) -> None:
+        """Steps that were taken before are taken again."""
+
     def evaluating(self, step: int, split: str, done: int, n: int) -> None:
         """An evaluation is under way."""
 
@@ -96,6 +99,9 @@ class Quiet:
         pass
 
     def step(self, progress: Progress) -> None:
+        pass
+
+    def replaying(self, step: int, steps: int) -> None:
         pass
 
     def evaluating(self, step: int, split: str, done: int, n: int) -> None:
@@ -126,10 +132,20 @@ class Lines(Quiet):
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if progress.rate and now >= self._next:
-            self._next = now + self.every
+        if progress.rate and self._due():
             self.show(progress)
+
+    def replaying(self, step: int, steps: int) -> None:
+        begun = self._next > 0  # that it begins is a note of the run's
+        if self._due() and begun:
+            self.note(f"replayed {step}/{steps}")
+
+    def _due(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self.every
+        return True
 
     def show(self, progress: Progress) -> None:
         """Show a step."""
@@ -158,7 +174,7 @@ class Live(Lines):
             console=console,
         )  # fmt: skip
         self._train = self._bar.add_task("training", total=None, left="", visible=False)
-        self._evaluate = self._bar.add_task("", total=None, left="", visible=False)
+        self._other = self._bar.add_task("", total=None, left="", visible=False)
         self._text = Text(no_wrap=True, overflow="ellipsis")
         self._area = Area(Group(self._bar, self._text), console=console, transient=True, refresh_per_second=10)
 
@@ -173,12 +189,20 @@ class Live(Lines):
         )
         self._text.plain = told(progress, peak_memory())
 
+    def replaying(self, step: int, steps: int) -> None:
+        if self._due() or step == steps:
+            self._beside("replaying", step, steps)
+
     def evaluating(self, step: int, split: str, done: int, n: int) -> None:
+        self._beside(f"{split} at {step}", done, n)
+
+    def _beside(self, what: str, done: int, n: int) -> None:
+        """The second bar, of what is not training."""
         self._area.start()  # not before there is something to show: whatever fails until then leaves the terminal alone
-        self._bar.update(self._evaluate, description=f"{split} at {step}", total=n, completed=done, visible=True)
+        self._bar.update(self._other, description=what, total=n, completed=done, visible=done < n)
 
     def measured(self, measurement: Measurement) -> None:
-        self._bar.update(self._evaluate, visible=False)
+        self._bar.update(self._other, visible=False)
         super().measured(measurement)
 
     def close(self) -> None:

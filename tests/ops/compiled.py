@@ -1,0 +1,115 @@
+"""Compiles every Triton kernel for an H200 that is not there: ``python compiled.py`` prints a line a compilation.
+
+The interpreter runs kernels that no compiler takes.  Here launches of the real functions become compilations
+to machine code; nothing runs, and no GPU is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime.jit import JITFunction
+
+from zeroblock.engine.pack import pack
+from zeroblock.journal import kernel
+from zeroblock.noise import Distribution, Key, Rounding
+from zeroblock.ops import attention
+from zeroblock.ops import triton as ops
+from zeroblock.ops.spec import Bernoulli, Magnitude, Mask
+from zeroblock.task.encoding import Encoded
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+SIZE, OFFSET = 50 * 101, 13
+KEY = Key(3, 5)
+
+
+class Absent(DriverBase):
+    """Says what there would be to compile for."""
+
+    def __init__(self) -> None:
+        pass
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_benchmarker(self) -> Any:
+        raise NotImplementedError
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+def compile_instead(kernel: JITFunction, grid: object) -> Any:
+    def launch(*args: Any, **options: Any) -> None:
+        built = kernel.run(*args, grid=grid, warmup=True, **options)
+        print(kernel.__name__, len(built.asm["cubin"]))
+
+    return launch
+
+
+def masks(dtype: torch.dtype) -> tuple[Mask | None, ...]:
+    """No mask, and with one dtype every kind."""
+    return (None, Magnitude(0.1), Bernoulli(KEY, 7)) if dtype == torch.bfloat16 else (None,)
+
+
+def noise(dtype: torch.dtype) -> None:
+    x = torch.zeros(SIZE, dtype=dtype)
+    how: dict[str, Any] = {"offset": OFFSET, "decay": 0.5, "rounding": Rounding.STOCHASTIC}
+    ops.fill_(x, KEY, (1.0,), offset=OFFSET, distribution=Distribution.NORMAL)
+    for mask in masks(dtype):
+        ops.add_noise_(x, x, KEY, (0.1, 0.2), mask=mask, distribution=Distribution.NORMAL, **how)
+    signs: dict[str, Any] = {"mask": None, "distribution": Distribution.RADEMACHER, **how, "decay": 1.0}
+    ops.add_noise_(x, x, KEY, (0.1,), minus=x.clone(), **signs)
+    ops.add_(x, torch.zeros(SIZE), 0.1, KEY, **how)
+    ops.add_outer_(x, torch.zeros(50, 3), torch.zeros(101, 3), 0.1, KEY, **how)
+    if dtype != torch.float64:
+        with ops.clocked(torch.zeros(2, dtype=torch.int64)):
+            ops.add_noise_(x, x, KEY, torch.zeros(2), **signs)
+            ops.add_outer_(x, torch.zeros(50, 3), torch.zeros(101, 3), 0.1, KEY, **how)
+        moment = torch.zeros(SIZE, dtype=torch.float32 if dtype == torch.float32 else torch.bfloat16)
+        ops.adam_(x, moment, moment.clone(), KEY, (1.0,) * 5, (0.9, 0.1, 0.999, 0.001, 1e-8), **signs)
+
+
+def fused_replay(dtype: torch.dtype) -> None:
+    x = torch.zeros(SIZE, dtype=dtype)
+    step = np.arange(5)
+    steps = kernel.Steps(step, step // 2 * 2, np.ones((5, 2)), np.ones(5))
+    how = (steps, 3, Distribution.NORMAL, Rounding.STOCHASTIC)
+    for mask in masks(dtype):
+        kernel.advance_([kernel.Piece(x, OFFSET, mask)], *how)
+    kernel.advance_outer_(kernel.Matrix(x, OFFSET, 101, 3), *how)
+
+
+def attend(dtype: torch.dtype) -> None:
+    row = pack([Encoded((1, 2, 3), ((4, 5), (6,)))])
+    for size, window, cap in ((64, None, None), (80, 2, 30.0)):
+        query, key = torch.zeros(2, 4, len(row.tokens), size, dtype=dtype), torch.zeros(2, 2, len(row.tokens), size)
+        attention.packed(query, key.to(dtype), key.to(dtype), row, 0.1, window, cap)
+
+
+if __name__ == "__main__":
+    triton.runtime.driver.set_active(Absent())
+    JITFunction.__getitem__ = compile_instead  # type: ignore[method-assign]
+    for dtype in DTYPES:
+        noise(dtype)
+        fused_replay(dtype)
+        if dtype != torch.float64:
+            attend(dtype)
