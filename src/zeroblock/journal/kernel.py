@@ -133,6 +133,22 @@ def _within(i, n):
     return (i >= 0) & (i < n)
 
 
+@triton.jit
+def _load(ptr, in0, in1, in2, in3, WIDE: tl.constexpr):
+    """The four elements of every counter."""
+    x0, x1 = tl.load(ptr, mask=in0, other=0), tl.load(ptr + 1, mask=in1, other=0)
+    x2, x3 = tl.load(ptr + 2, mask=in2, other=0), tl.load(ptr + 3, mask=in3, other=0)
+    return x0.to(WIDE), x1.to(WIDE), x2.to(WIDE), x3.to(WIDE)
+
+
+@triton.jit
+def _store(ptr, x0, x1, x2, x3, in0, in1, in2, in3, DTYPE: tl.constexpr):
+    tl.store(ptr, x0.to(DTYPE), mask=in0)
+    tl.store(ptr + 1, x1.to(DTYPE), mask=in1)
+    tl.store(ptr + 2, x2.to(DTYPE), mask=in2)
+    tl.store(ptr + 3, x3.to(DTYPE), mask=in3)
+
+
 @triton.jit(do_not_specialize=["count", "k0", "k1", "c3", "m3", "limit"])
 def _advance(
     tensor_ptr, tile_ptr, table_ptr, threshold_ptr, step_ptr, turn_ptr, alpha_ptr, decay_ptr,
@@ -152,10 +168,7 @@ def _advance(
     low = (base + start).to(tl.uint32) + tl.arange(0, LANES).to(tl.uint32)
     high = ((base + start) >> 32).to(tl.uint32)
     i, in0, in1, in2, in3 = _place(start, lead, shift, n, LANES)
-    x0 = tl.load(x_ptr + i, mask=in0, other=0).to(WIDE)
-    x1 = tl.load(x_ptr + i + 1, mask=in1, other=0).to(WIDE)
-    x2 = tl.load(x_ptr + i + 2, mask=in2, other=0).to(WIDE)
-    x3 = tl.load(x_ptr + i + 3, mask=in3, other=0).to(WIDE)
+    x0, x1, x2, x3 = _load(x_ptr + i, in0, in1, in2, in3, WIDE)
     for t in range(count):
         c2 = tl.load(step_ptr + t).to(tl.uint32)
         decay = tl.load(decay_ptr + t).to(WIDE)
@@ -179,10 +192,7 @@ def _advance(
         x1 = _quantize(a1, w1, DTYPE, STOCHASTIC, False).to(WIDE)
         x2 = _quantize(a2, w2, DTYPE, STOCHASTIC, False).to(WIDE)
         x3 = _quantize(a3, w3, DTYPE, STOCHASTIC, False).to(WIDE)
-    tl.store(x_ptr + i, x0.to(DTYPE), mask=in0)
-    tl.store(x_ptr + i + 1, x1.to(DTYPE), mask=in1)
-    tl.store(x_ptr + i + 2, x2.to(DTYPE), mask=in2)
-    tl.store(x_ptr + i + 3, x3.to(DTYPE), mask=in3)
+    _store(x_ptr + i, x0, x1, x2, x3, in0, in1, in2, in3, DTYPE)
 
 
 @triton.jit(do_not_specialize=["n", "base", "lead", "shift", "k0", "k1", "c3"])
@@ -205,11 +215,7 @@ def _fill(
         a0, a1 = _accumulate(a0, u0, alpha), _accumulate(a1, u1, alpha)
         a2, a3 = _accumulate(a2, u2, alpha), _accumulate(a3, u3, alpha)
     i, in0, in1, in2, in3 = _place(start, lead, shift, n, LANES)
-    row_ptr = out_ptr + t.to(tl.int64) * n
-    tl.store(row_ptr + i, a0, mask=in0)
-    tl.store(row_ptr + i + 1, a1, mask=in1)
-    tl.store(row_ptr + i + 2, a2, mask=in2)
-    tl.store(row_ptr + i + 3, a3, mask=in3)
+    _store(out_ptr + t.to(tl.int64) * n + i, a0, a1, a2, a3, in0, in1, in2, in3, tl.float32)
 
 
 @triton.jit
@@ -233,10 +239,7 @@ def _advance_outer(
     high = ((base + start) >> 32).to(tl.uint32)
     k0, k1, c3 = k0.to(tl.uint32), k1.to(tl.uint32), c3.to(tl.uint32)
     i, in0, in1, in2, in3 = _place(start, lead, shift, n, LANES)
-    x0 = tl.load(x_ptr + i, mask=in0, other=0).to(WIDE)
-    x1 = tl.load(x_ptr + i + 1, mask=in1, other=0).to(WIDE)
-    x2 = tl.load(x_ptr + i + 2, mask=in2, other=0).to(WIDE)
-    x3 = tl.load(x_ptr + i + 3, mask=in3, other=0).to(WIDE)
+    x0, x1, x2, x3 = _load(x_ptr + i, in0, in1, in2, in3, WIDE)
     w0, w1, w2, w3 = low, low, low, low
     row0, row1, row2, row3 = i // width, (i + 1) // width, (i + 2) // width, (i + 3) // width
     z0, z1, z2, z3 = row0 * RANK, row1 * RANK, row2 * RANK, row3 * RANK  # the compiler would divide at every step
@@ -252,10 +255,7 @@ def _advance_outer(
         x2 = _quantize(_outer(x2, z_ptr + z2, v + v2, in2, decay, RANK), w2, DTYPE, STOCHASTIC, False).to(WIDE)
         x3 = _quantize(_outer(x3, z_ptr + z3, v + v3, in3, decay, RANK), w3, DTYPE, STOCHASTIC, False).to(WIDE)
         z_ptr += height * RANK
-    tl.store(x_ptr + i, x0.to(DTYPE), mask=in0)
-    tl.store(x_ptr + i + 1, x1.to(DTYPE), mask=in1)
-    tl.store(x_ptr + i + 2, x2.to(DTYPE), mask=in2)
-    tl.store(x_ptr + i + 3, x3.to(DTYPE), mask=in3)
+    _store(x_ptr + i, x0, x1, x2, x3, in0, in1, in2, in3, DTYPE)
 
 
 def _tiles(offset: int, numel: int) -> tuple[int, tuple[int, int, int]]:

@@ -49,8 +49,8 @@ class Record:
 def replay(optimizer: ZeroOrder, records: Iterable[Record], progress: Progress | None = None) -> None:
     """Take recorded steps without measuring: the weights come out bit-identical.
 
-    Where every weight moves by itself (SGD over Full and sparse subspaces) its steps are taken
-    together, in registers; otherwise step after step.  A replay that is interrupted leaves
+    Where every weight moves by itself (SGD, on a GPU) its steps are taken together, in
+    registers; otherwise step after step.  A replay that is interrupted leaves
     weights of no step at all.
 
     Args:
