@@ -53,6 +53,17 @@ def test_strided_weights(subspace) -> None:
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("subspace", [Full(), LowRank(2)], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_both_sides_are_rounded_as_mirror_images(subspace, dtype: torch.dtype) -> None:
+    """A weight that chance rounds away from θ on one side is rounded away on the other: no noise in c."""
+    x = torch.full((64, 96), 1.5, dtype=dtype)
+    basis = subspace.basis(x, Key(1, 20), 0, None, Distribution.NORMAL)
+    plus, minus = (basis.perturbed(x, Key(1, 23), eps, Rounding.STOCHASTIC) for eps in (1e-4, -1e-4))
+    assert 0.005 < (plus != x).float().mean() < 0.5
+    assert torch.equal(plus.float() - x.float(), x.float() - minus.float())
+
+
 def test_low_rank_holds_v_for_a_turn_and_draws_u_each_step() -> None:
     x = torch.zeros(6, 8)
     first = LowRank(1).basis(x, Key(0, 0), 0, None, Distribution.NORMAL)

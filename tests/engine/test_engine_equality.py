@@ -463,6 +463,17 @@ def test_what_cannot_be_forked_is_not(odd: str, subspace: zb.Full | zb.LowRank) 
         assert one.losses == pytest.approx(other.losses, abs=5e-6)
 
 
+def test_an_embedding_that_shortens_its_rows() -> None:
+    """Rows of θ + εPz are shortened, which rows of θ with εPz beside them would not be."""
+    model = decoder("llama")
+    model.model.embed_tokens.max_norm = 0.05
+    model.model.embed_tokens(torch.arange(64))  # as any forward does, to the weights themselves
+    build = functools.partial(zb.lozo, lr=0.0, eps=1e-2)
+    (forked, _), (sequential, _) = both_ways(model, build, 3)
+    for one, other in zip(forked, sequential, strict=True):
+        assert one.losses == pytest.approx(other.losses, abs=3e-6)
+
+
 def test_a_window_that_only_the_mask_knows_of() -> None:
     """Examples within it are packed, longer ones padded."""
     sizes = {"num_local_experts": 4, "sliding_window": 40}
