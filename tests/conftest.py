@@ -2,7 +2,10 @@
 
 import os
 import shutil
+import signal
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script; tests send it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"
 

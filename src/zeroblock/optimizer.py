@@ -112,6 +112,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self.clip = None if clip is None else float(clip)
         self.distribution, self.rounding = distribution, rounding
         self.restore, self.patience = restore, patience
+        self.weight_decay = weight_decay
 
         self.offsets: dict[str, int] = {}
         total = 0
@@ -169,10 +170,10 @@ class ZeroOrder(torch.optim.Optimizer):
             name = getattr(cut, "__name__", "explicit")
         return {
             "partition": name,
-            "schedule": repr(self.schedule),
-            "subspace": repr(self.subspace),
-            "estimator": repr(self.estimator),
-            "rule": repr(self.rule),
+            "schedule": _told(self.schedule),
+            "subspace": _told(self.subspace),
+            "estimator": _told(self.estimator),
+            "rule": _told(self.rule),
             "interval": repr(self.interval),
             **({} if self.clip is None else {"clip": repr(self.clip)}),
             "distribution": self.distribution.name.lower(),
@@ -192,6 +193,12 @@ class ZeroOrder(torch.optim.Optimizer):
             The loss: the mean of the two sides, or that at θ when one-sided; a scalar, on the GPU
             where the step was submitted as a captured graph and may not have ended yet.
         """
+        now = self.param_groups[0]["weight_decay"]
+        if now != self.weight_decay:
+            raise ZeroBlockError(
+                f"weight_decay was {self.weight_decay} and is {now} now, which records would not tell: "
+                "build another optimizer, whose steps begin a journal of their own"
+            )
         submitted = self._submit(closure)
         if submitted is not None:
             return submitted
@@ -539,6 +546,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self.scores, self.thresholds = list(state_dict["scores"]), dict(state_dict["thresholds"])
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
+        self.weight_decay = self.param_groups[0]["weight_decay"]
         self._forget()
         self._place()
         for name, param in self.params.items():
@@ -554,6 +562,11 @@ class ZeroOrder(torch.optim.Optimizer):
         raise ZeroBlockError(
             "an optimizer is not copied or pickled: build one on the other model and load this one's state_dict()"
         )
+
+
+def _told(part: object) -> str:
+    """A part in words that are the same in every process."""
+    return type(part).__qualname__ if type(part).__repr__ is object.__repr__ else repr(part)
 
 
 def both_parts(mine: dict[str, str], theirs: dict[str, str]) -> list[tuple[str, str | None, str | None]]:

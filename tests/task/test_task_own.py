@@ -37,6 +37,22 @@ def test_prompt_and_completion(tmp_path):
     )
 
 
+def test_prompts_keep_their_indentation(tmp_path):
+    rows = [{"prompt": "    if x:\n        return ", "completion": "1  "}]
+    _, (example,) = only(write(tmp_path / "code.jsonl", rows))
+    assert (example.context, example.options) == ("    if x:\n        return", (" 1\n",))
+
+
+def test_both_kinds_of_file(tmp_path):
+    rows = [{"prompt": f"{i}:", "completion": " a"} for i in range(9)]
+    write(tmp_path / "train.jsonl", rows)
+    (tmp_path / "validation.csv").write_text("prompt,completion\nasked:, b\n")
+    assert [example.context for example in get(str(tmp_path)).load().test] == ["asked:"]
+    write(tmp_path / "validation.jsonl", rows)
+    with pytest.raises(ZeroBlockError, match=r"has validation\.jsonl and validation\.csv: remove one"):
+        get(str(tmp_path))
+
+
 def test_completions_of_many_lines_end_in_eos(tmp_path):
     rows = [{"prompt": "list:", "completion": "\none\ntwo"}, {"prompt": "list:", "completion": " x"}]
     task, examples = only(write(tmp_path / "long.jsonl", rows))

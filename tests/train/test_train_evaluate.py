@@ -172,6 +172,20 @@ def test_a_models_own_habits_of_generation_are_set_aside(model: Any) -> None:
         model.generation_config = own
 
 
+def test_a_turn_ends_where_the_model_says(model: Any) -> None:
+    """Chat models end their turns by a token that need not be the tokenizer's end of sequence."""
+    words = tokenizer()
+    prompt = tuple(words.encode(PROMPTS[0]))
+    ids = [int(i) for i in model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=6)[0, len(prompt) :]]
+    own = model.generation_config
+    model.generation_config = type(own)(eos_token_id=[words.eos_token_id, ids[2]])
+    try:
+        (text,) = generate(model, words, [prompt], stop=None, max_new_tokens=6)
+    finally:
+        model.generation_config = own
+    assert text == words.decode(ids[: ids.index(ids[2]) + 1], skip_special_tokens=True).strip()
+
+
 def test_f1_and_exact_match(model: Any) -> None:
     """Gold answers made of what the model says: right, half right, and wrong."""
     measure = evaluator(model, "squad")

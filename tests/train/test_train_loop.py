@@ -18,7 +18,7 @@ import torch
 
 from toy import same
 from toy import snapshot as copy_of
-from zeroblock.errors import ZeroBlockError
+from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.journal import read
 from zeroblock.method import METHODS
 from zeroblock.model import load
@@ -191,6 +191,49 @@ def test_a_snapshot_shortens_the_replay(llama: Path, data: Path, tmp_path: Path,
     assert kept(whole.folder) == kept(tmp_path / "torn")
 
 
+@pytest.mark.parametrize("how", ["empty", "cut", "flipped", "another run's", "half removed"])
+def test_a_snapshot_that_is_no_use_is_left_alone(how: str, llama: Path, data: Path, tmp_path: Path) -> None:
+    config = settings(llama, data, method="mezo_bcd_adam", snapshot_every=3)
+    whole = run(config.replace(snapshot_every=0), tmp_path / "whole")
+    run(config, tmp_path / "parts", Kill(8))
+    place, told = tmp_path / "parts" / "snapshot", []
+    weights = place / "weights.safetensors"
+    match how:
+        case "empty":
+            (place / "state.pt").write_bytes(b"")
+        case "cut":
+            os.truncate(weights, weights.stat().st_size // 2)
+        case "flipped":
+            data_there = bytearray(weights.read_bytes())
+            data_there[-5] ^= 1
+            weights.write_bytes(data_there)
+        case "another run's":
+            run(config.replace(lr=2e-3), tmp_path / "other", Kill(8))
+            shutil.rmtree(place)
+            shutil.copytree(tmp_path / "other" / "snapshot", place)
+        case _:  # killed while the one before was being removed
+            (tmp_path / "parts" / "snapshot.old").mkdir()
+            (tmp_path / "parts" / "snapshot.old" / "state.pt").write_bytes(b"")
+
+    class Told(Quiet):
+        def note(self, text: str) -> None:
+            told.append(text)
+
+    resume(tmp_path / "parts", Told())
+    assert ("replaying 8 of 8 steps" in told) == (how != "half removed")
+    assert any("snapshot is" in text for text in told) == (how != "half removed")
+    assert kept(whole.folder) == kept(tmp_path / "parts")
+
+
+def test_a_new_run_takes_no_snapshot_of_an_old_one(llama: Path, data: Path, tmp_path: Path) -> None:
+    config = settings(llama, data, snapshot_every=3)
+    run(config, tmp_path / "run", Kill(8))
+    for name in ("config.toml", "journal.zbj"):
+        (tmp_path / "run" / name).unlink()
+    run(config.replace(lr=2e-3, snapshot_every=0), tmp_path / "run", Kill(8))
+    assert not (tmp_path / "run" / "snapshot").exists()
+
+
 def test_a_replay_is_shown_and_can_be_stopped(llama: Path, data: Path, tmp_path: Path) -> None:
     config = settings(llama, data, method="mezo_bcd_adam")
     whole = run(config, tmp_path / "whole")
@@ -341,10 +384,11 @@ def test_a_metric_is_an_objective(llama: Path, data: Path, tmp_path: Path) -> No
     assert len(set(losses)) > 1
     assert result.summary is not None
     assert result.summary["selected_by"] == "dev accuracy"
-    with pytest.raises(ZeroBlockError, match="sst2 has options: use objective accuracy"):
+    with pytest.raises(ZeroBlockError, match="sst2 is measured by accuracy: use objective accuracy"):
         run(settings(llama, data, objective="f1"), tmp_path / "no")
-    with pytest.raises(ZeroBlockError, match="squad generates: use objective f1"):
-        run(settings(llama, data, task="squad", objective="accuracy"), tmp_path / "no")
+    for other in ("accuracy", "exact_match"):
+        with pytest.raises(ZeroBlockError, match="squad is measured by f1: use objective f1"):
+            run(settings(llama, data, task="squad", objective=other), tmp_path / "no")
     assert not (tmp_path / "no").exists()
 
 
@@ -372,7 +416,24 @@ def test_changed_data_are_refused(llama: Path, data: Path, tmp_path: Path) -> No
     with pytest.raises(ZeroBlockError, match="the training data are not those that the run"):
         resume(tmp_path / "run")
     file.write_text(before)
+    other = tmp_path / "data" / "sst2" / "validation.jsonl"
+    there = other.read_text()
+    other.write_text(there.replace('"label": 0', '"label": 1', 3))
+    with pytest.raises(ZeroBlockError, match=r"the rows that the run in .* is evaluated on are not those"):
+        resume(tmp_path / "run")
+    other.write_text(there)
     assert resume(tmp_path / "run").steps == 10
+
+
+def test_a_model_that_broke_knows_nothing(opt: Path, data: Path, tmp_path: Path) -> None:
+    """Where all scores are not numbers the first option would be chosen, which is right half of the time."""
+    broken = settings(opt, data, lr=1e30, eval_start=False)
+    with pytest.warns(ZeroBlockWarning, match="not finite"):
+        result = run(broken, tmp_path / "run")
+    found = lines(result.folder)
+    assert [(line["value"], line["loss"]) for line in found] == [(0.0, None)] * len(found)
+    with pytest.warns(ZeroBlockWarning, match="not finite"), pytest.raises(ZeroBlockError, match="20 steps in a row"):
+        run(broken.replace(steps=30, eval_every=30, objective="accuracy", eps=0.1), tmp_path / "no")
 
 
 def test_another_base_is_refused(llama: Path, data: Path, tmp_path: Path) -> None:
@@ -454,6 +515,21 @@ def test_the_time_allowed(llama: Path, data: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "steps.csv").exists()
     further = resume(tmp_path / "run", max_minutes=0.03)
     assert further.steps > result.steps
+
+
+def test_a_sitting_gets_somewhere_whatever_the_time_allowed(
+    llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation, or a replay and a step, that takes longer than allowed is not begun anew for ever."""
+    whole = run(settings(llama, data), tmp_path / "whole")
+    result = run(settings(llama, data, max_minutes=1e-9), tmp_path / "run")
+    sittings = 1
+    while result.summary is None:
+        result = resume(tmp_path / "run")
+        sittings += 1
+        assert sittings < 40
+    assert sittings > 10
+    assert kept(whole.folder) == kept(tmp_path / "run")
 
 
 def test_the_time_allowed_to_what_cannot_be_resumed(llama: Path, data: Path, tmp_path: Path) -> None:

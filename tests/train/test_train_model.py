@@ -11,6 +11,8 @@ from train_toy import tokenizer
 from toy import same, snapshot
 from zeroblock import model as models
 from zeroblock.errors import ZeroBlockError
+from zeroblock.train import Config
+from zeroblock.train.setting import resolve
 
 
 def test_auto_is_fp32_on_the_cpu(llama: Path) -> None:
@@ -87,3 +89,13 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_tokenizer_is_the_models(llama: Path) -> None:
     assert models.tokenizer(str(llama)).encode("a warm day") == tokenizer().encode("a warm day")
+
+
+def test_a_folder_does_not_take_a_name_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``results/smollm2`` beside the command is no model."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("smollm2", "opt-125m", "mine"):
+        (tmp_path / name).mkdir()
+    base = {"task": "sst2", "method": "mezo", "lr": 0.1, "device": "cpu"}
+    found = [resolve(Config.of({**base, "model": name})).model for name in ("smollm2", "opt-125m", "mine", "./smollm2")]
+    assert found == ["smollm2", "opt-125m", str(tmp_path / "mine"), str(tmp_path / "smollm2")]

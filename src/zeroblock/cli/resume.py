@@ -8,12 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from ..train.config import EXECUTION
+from .replay import Force
 from .train import Json, Quiet, report, settings, view
 
 
 @settings(*EXECUTION)
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run's folder.")],
+    force: Force = False,
     quiet: Quiet = False,
     json: Json = False,
     **given: Any,
@@ -22,4 +24,4 @@ def resume(
     from ..train import resume as go_on
 
     changes = {name: value for name, value in given.items() if value is not None}
-    report(go_on(folder, view(quiet, json), **changes), json)
+    report(go_on(folder, view(quiet, json), force=force, **changes), json)

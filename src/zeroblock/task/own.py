@@ -76,8 +76,11 @@ def open_task(path: str | Path, tokenizer: Any = None) -> Task:
         found = [p for p in (path / f"train{suffix}" for suffix in (".jsonl", ".csv")) if p.is_file()]
         if not found:
             raise ZeroBlockError(f"no train.jsonl or train.csv in {path}")
-        beside = found[0].with_stem("validation")
-        return _from_rows(path.resolve().name, found[0], beside if beside.is_file() else None, tokenizer)
+        beside = [p for p in (path / f"validation{suffix}" for suffix in (".jsonl", ".csv")) if p.is_file()]
+        for both in (found, beside):
+            if len(both) > 1:
+                raise ZeroBlockError(f"{path} has {both[0].name} and {both[1].name}: remove one")
+        return _from_rows(path.resolve().name, found[0], beside[0] if beside else None, tokenizer)
     if path.suffix not in SUFFIXES:
         raise ZeroBlockError(f"cannot tell what {path} is: expected {', '.join(SUFFIXES)}")
     return _from_rows(path.stem, path, None, tokenizer)
@@ -136,7 +139,9 @@ def _completion(stop: str | None) -> Callable[[Row], Example]:
         completion = row.text("completion")
         if not completion.strip():
             raise DataError("the completion is empty")
-        context, (option,) = join(row.text("prompt"), (completion,))
+        prompt = row.text("prompt")
+        context = prompt.rstrip(" ")  # the spaces it ends with are the completion's, for the tokenizer
+        option = prompt[len(context) :] + completion.rstrip(" ")
         if stop is not None:
             option = option.rstrip("\n") + stop
         return Example(context, (option,), 0, (completion.strip(),), calibration=None)

@@ -72,7 +72,9 @@ class Config:
     rounding: Literal["stochastic", "nearest"] = _option("stochastic", "Of 16-bit weights: stochastic or nearest.")
     schedule: Literal["constant", "linear", "cosine"] = _option("constant", "Of lr: constant, linear or cosine.")
     warmup: int = _option(0, "Steps over which lr rises from zero.", 0)
-    objective: Literal["loss", "accuracy", "f1"] = _option("loss", "loss, or the metric itself: accuracy or f1.")
+    objective: Literal["loss", "accuracy", "f1", "exact_match"] = _option(
+        "loss", "loss, or the metric itself: accuracy, f1 or exact_match."
+    )
 
     eval_every: int | None = _option(None, "Steps between evaluations; a fifth of the steps unless said.", 1)
     eval_start: bool = _option(True, "Evaluate before the first step too.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +55,12 @@ def draw(k: int, n: int, key: Key) -> tuple[int, ...]:
 
 def fingerprint(encoded: Sequence[Encoded], labels: Sequence[int]) -> str:
     """A digest of what the model is trained on: token ids and labels, in order."""
-    digest = hashlib.sha256()
-    for one, label in zip(encoded, labels, strict=True):
-        digest.update(repr((one.context, one.options, label)).encode())
-    return digest.hexdigest()[:32]
+    return digest((one.context, one.options, label) for one, label in zip(encoded, labels, strict=True))
+
+
+def digest(values: Iterable[object]) -> str:
+    """32 letters that stand for plain values, in order."""
+    found = hashlib.sha256()
+    for value in values:
+        found.update(repr(value).encode())
+    return found.hexdigest()[:32]

@@ -154,8 +154,9 @@ class Evaluator:
                 if self.task.metric.generates:
                     found.append((-mine[0].mean, 0.0))
                 else:
-                    value = self.task.metric.score(choose(mine, alone), example)
-                    found.append((loss_of(self.task, mine, example), value))
+                    known = not any(math.isnan(score.mean) for score in mine)  # a model that broke prefers nothing
+                    value = self.task.metric.score(choose(mine, alone), example) if known else 0.0
+                    found.append((loss_of(self.task, mine, example) if known else math.nan, value))
         return found
 
     def _bare(self, example: Example) -> Encoded:

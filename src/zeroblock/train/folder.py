@@ -24,6 +24,7 @@ from typing import Any
 
 from ..errors import ZeroBlockError
 from ..journal import Record
+from . import snapshot
 from .config import Config
 from .evaluate import Evaluation
 
@@ -126,6 +127,7 @@ class Folder:
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / "metrics.jsonl").unlink(missing_ok=True)
+            snapshot.drop(self.snapshot)
             first = f"# zeroblock train --config {self.path / 'config.toml'} --out DIR"
             self._write("config.toml", f"{first}\n{config.dump()}")
 

@@ -37,14 +37,14 @@ def generate(
     """
     from transformers import GenerationConfig
 
-    ends = _ends(tokenizer, stop)
+    own: Any = model.generation_config
+    ends = _ends(tokenizer, stop) | _ids(own.eos_token_id)  # a chat's turns may end by a token of their own
     padding = next(iter(ends), 0) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
     greedy = GenerationConfig(
         do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=sorted(ends) or None, pad_token_id=padding
     )
     device = next(model.parameters()).device
     texts = [""] * len(prompts)
-    own = model.generation_config
     model.generation_config = GenerationConfig()  # a model's own (penalties, beams) would fill in what is not said
     try:
         for batch in _batches(prompts, rows):
@@ -63,6 +63,10 @@ def generate(
     finally:
         model.generation_config = own
     return texts
+
+
+def _ids(given: int | list[int] | None) -> set[int]:
+    return set() if given is None else {given} if isinstance(given, int) else set(given)
 
 
 def _text(tokenizer: Any, tokens: list[int], ends: frozenset[int], stop: str | None) -> str:

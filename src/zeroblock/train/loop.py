@@ -62,12 +62,13 @@ def run(config: Config, out: str | Path, view: View | None = None) -> Result:
     return _begin(resolve(config), folder, view or Quiet())
 
 
-def resume(out: str | Path, view: View | None = None, **changes: Any) -> Result:
+def resume(out: str | Path, view: View | None = None, *, force: bool = False, **changes: Any) -> Result:
     """Continue a run where it was stopped, bit for bit.
 
     Args:
         out: its folder.
         view: shows it; nothing does unless given.
+        force: accept other base weights and another version of the package.
         changes: settings of :data:`~zeroblock.train.config.EXECUTION` that shall differ from here on.
     """
     folder, view = Folder(out), view or Quiet()
@@ -94,8 +95,13 @@ def resume(out: str | Path, view: View | None = None, **changes: Any) -> Result:
                 f"the training data are not those that the run in {folder.path} began with (fingerprint "
                 f"{journal.header.data}, now {setting.fingerprint}): bring them back, or begin a new run"
             )
+        if journal.header.extra.get("exams", setting.examined) != setting.examined:
+            raise ZeroBlockError(
+                f"the rows that the run in {folder.path} is evaluated on are not those it began with: bring them back, "
+                "or begin a new run"
+            )
         session = _Session(setting, folder, view, journal)
-        session.restore(journal.header, journal.records)
+        session.restore(journal.header, journal.records, force)
         return session.go()
 
 
@@ -152,7 +158,7 @@ def _begin(config: Config, folder: Folder, view: View, again: bool = False) -> R
         return session.go()
     header = Header.of(
         session.learner.optimizer, model=config.model, task=Path(config.task).name, data=setting.fingerprint,
-        method=config.method, random_weights=config.random_weights,
+        method=config.method, random_weights=config.random_weights, exams=setting.examined,
     )  # fmt: skip
     with Journal.create(folder.journal, header, fsync=config.fsync) as journal:
         session.journal = journal
@@ -177,6 +183,8 @@ class _Session:
         self.learner = learner(self.config, setting.model, self._heard) if self.config.trains else None
         self.meter = Meter(self.config.steps, self.learner.blocks if self.learner else ())
         self.tracker: Tracker = Silent()
+        self.moved = False
+        """Whether anything was added to the run: a sitting that the clock ends has, or none would ever end it."""
         self.before = 0.0
         self.start = time.monotonic()
 
@@ -184,16 +192,18 @@ class _Session:
     def steps(self) -> int:
         return self.learner.steps if self.learner else 0
 
-    def restore(self, header: Header, records: list[Record]) -> None:
+    def restore(self, header: Header, records: list[Record], force: bool) -> None:
         """Stand where the records end, or where an evaluation of theirs was lost: :meth:`_catch_up` does the rest."""
         assert isinstance(self.learner, ZerothOrder)
         optimizer = self.learner.optimizer
-        header.check(optimizer)
+        header.check(optimizer, force=force)
         self.folder.reopen(len(records))
         self.before = max((one.elapsed for one in self.folder.measurements), default=0.0)
         splits = set(self.setting.exams)
         lost = [step for step in self.config.evaluations if step < len(records) and splits - self.folder.at(step)]
-        snapshot.load(self.folder.snapshot, optimizer, min([len(records), *lost]))
+        unused = snapshot.load(self.folder.snapshot, optimizer, records[: min([len(records), *lost])])
+        if unused:
+            self.view.note(f"{unused}, so all steps are replayed")
         self.records, self.left = list(records), records[optimizer.steps :]
         self.view.note(f"replaying {len(self.left)} of {len(records)} steps")
 
@@ -204,7 +214,7 @@ class _Session:
         count = min([len(self.left), *(step - first for step in due if step > first)])
 
         def check(fraction: float) -> None:
-            stop.check()
+            stop.check(clock=False)
             self.view.replaying(first + int(fraction * count), len(self.records))
 
         replay(self.learner.optimizer, self.left[:count], check)
@@ -244,7 +254,7 @@ class _Session:
             if stop.late and self.steps and self.journal is None:  # what cannot be resumed ends here instead
                 self._evaluate(stop)
                 return
-            stop.check()
+            stop.check(clock=self.moved)
             if self.left:
                 self._catch_up(due, stop)
                 continue
@@ -257,6 +267,7 @@ class _Session:
         if self.journal is not None:
             self.journal.append(record)
         self.records.append(record)
+        self.moved = True
         self.tracker.log(record.step + 1, {"loss": record.loss, "lr": record.lr})
         self.view.step(self.meter.step(record))
 
@@ -268,12 +279,13 @@ class _Session:
                 continue
 
             def check(done: int, split: str = split, n: int = len(exam.examples)) -> None:
-                stop.check(clock=self.journal is not None or self.learner is None)
+                stop.check(clock=self.learner is None or (self.moved and self.journal is not None))
                 self.view.evaluating(self.steps, split, done, n)
 
             found = self.setting.evaluator(exam, check=check)
             measurement = Measurement(self.steps, split, found, self.elapsed)
             self.folder.measured(measurement)
+            self.moved = True
             self.view.measured(measurement)
             self.tracker.log(self.steps, {f"{split}/{found.metric}": found.value, f"{split}/loss": found.loss})
         self.meter.pause()

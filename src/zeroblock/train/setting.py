@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ from ..optimizer import Closure
 from ..task.own import is_path
 from . import shelf
 from .config import BACKPROPAGATION, Config
-from .data import fingerprint
+from .data import digest, fingerprint
 from .evaluate import Evaluator, Exam
 from .shot import Demonstrations
 
@@ -54,6 +56,14 @@ class Setting:
         """A digest of the training data as the model reads them."""
         return fingerprint(*zip(*self.train, strict=True)) if self.train else ""
 
+    @property
+    def examined(self) -> str:
+        """A digest of what a metric is measured on: dev, test, and the training data where it is the objective."""
+        exams = [*self.exams.values(), *([self.exam] if self.exam else [])]
+        shown = [(one.context, one.options) for exam in exams for one in (*exam.scored, *exam.prompts, *exam.bare)]
+        asked = [(example.right, example.answers) for exam in exams for example in exam.examples]
+        return digest([*shown, *asked, (self.task.metric.name, self.task.max_new_tokens)])
+
     def closures(self, batch: Sequence[int]) -> list[Closure]:
         """The objective on a step's examples, a closure for each micro-batch.
 
@@ -65,10 +75,14 @@ class Setting:
 
     def _closure(self, batch: Sequence[int]) -> Closure:
         if self.exam is not None:
-            exam = self.exam.take(batch)
-            return lambda: 1 - self.evaluator(exam, loss=False).value
+            return functools.partial(self._missed, self.exam.take(batch))
         encoded, labels = zip(*(self.train[i] for i in batch), strict=True)
         return self.engine.objective(encoded, labels, over=self.task.objective)
+
+    def _missed(self, exam: Exam) -> float:
+        """1 less the metric; not a number where the scores are none."""
+        found = self.evaluator(exam, loss=False)
+        return math.nan if math.isnan(found.loss) and not self.task.metric.generates else 1 - found.value
 
 
 def resolve(config: Config) -> Config:
@@ -80,7 +94,7 @@ def resolve(config: Config) -> Config:
     return config.replace(
         dtype=names[models.precision(dtype, device)],
         eval_every=config.eval_every or max(1, config.steps // 5),
-        model=_absolute(config.model) if Path(config.model).expanduser().exists() else config.model,
+        model=_absolute(config.model) if _is_place(config.model) else config.model,
         task=_absolute(config.task) if config.task not in tasks.TASKS and is_path(config.task) else config.task,
         data=_absolute(config.data) if config.data is not None else None,
     )
@@ -98,10 +112,11 @@ def prepare(
     """
     tokenizer = shelf.tokenizer(config)
     task = tasks.get(config.task, tokenizer)
-    if config.objective == "accuracy" and task.metric.generates:
-        raise ZeroBlockError(f"{task.name} generates: use objective f1 (or loss), not accuracy")
-    if config.objective == "f1" and not task.metric.generates:
-        raise ZeroBlockError(f"{task.name} has options: use objective accuracy (or loss), not f1")
+    if config.objective not in ("loss", task.metric.name):
+        raise ZeroBlockError(
+            f"{task.name} is measured by {task.metric.name}: use objective {task.metric.name} (or loss), not "
+            f"{config.objective}"
+        )
     sizes = {name: value for name in ("train", "dev", "test") if (value := getattr(config, name)) is not None}
     tell(f"reading {task.name}")
     found = task.load(config.data, seed=config.data_seed, sizes=dataclasses.replace(task.sizes, **sizes))
@@ -160,6 +175,11 @@ def _trained_on(
     if not pairs:
         raise ZeroBlockError(f"{task.name} leaves no training example: give more rows, or raise --train-tokens")
     return pairs
+
+
+def _is_place(model: str) -> bool:
+    """Whether a model's name means a file or folder: names of ours do not, whatever lies beside."""
+    return model not in models.NAMES and Path(model).expanduser().exists()
 
 
 def _absolute(path: str) -> str:
