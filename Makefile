@@ -1,7 +1,6 @@
 # Every target does its own set-up in .venv; `make help` lists them.
 PYTHON ?= python3
 BIN := .venv/bin
-DATA ?= data
 STAMP := .venv/.installed
 SMOLLM2 := .venv/.smollm2
 
@@ -36,7 +35,7 @@ check: install ## Lint, check formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: bench-noise bench-journal bench-step ## Run the benchmarks (DATA=folder of the tasks); rows are appended to results/*.csv
+bench: bench-step bench-noise bench-journal ## Run the benchmarks (DATA=folder of the tasks, else reviews); rows are appended to results/*.csv
 
 bench-noise: install
 	$(BIN)/python bench/noise.py --csv results/noise.csv
@@ -45,7 +44,7 @@ bench-journal: install
 	$(BIN)/python bench/journal.py --csv results/journal.csv
 
 bench-step: $(SMOLLM2)
-	$(BIN)/zeroblock bench step --model opt-125m --task sst2 --data $(DATA) --csv results/bench.csv
+	$(BIN)/zeroblock bench step --model opt-125m $(if $(DATA),--task sst2 --data $(DATA),--task reviews) --csv results/bench.csv
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

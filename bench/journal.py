@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import zeroblock as zb
-from record import append, machine, seconds
+from record import append, machine, positive, seconds, writable
 from zeroblock.journal import Header, Journal, Record, read, replay
 from zeroblock.model import config
 
@@ -121,14 +121,16 @@ def name_of(dtype: torch.dtype) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--model", default="opt-125m")
-    parser.add_argument("--method", nargs="+", default=["mezo_bcd"])
-    parser.add_argument("--dtype", nargs="+", default=["float32"])
-    parser.add_argument("--steps", type=int, help="to replay; 20,000 on cuda, 100 on the CPU by default")
+    parser.add_argument("--method", nargs="+", default=["mezo_bcd"], choices=list(zb.METHODS))
+    parser.add_argument("--dtype", nargs="+", default=["float32"], choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--steps", type=positive, help="to replay; 20,000 on cuda, 100 on the CPU by default")
     parser.add_argument("--csv", help="append the rows to this file")
     args = parser.parse_args()
     args.steps = args.steps or (20_000 if args.device == "cuda" else 100)
+    if args.csv:
+        writable(args.csv)
     print(f"{machine(args.device)}, torch {torch.__version__}")
     rows = writing(args) if args.device == "cpu" else []
     rows += [replaying(args, method, getattr(torch, dtype)) for dtype in args.dtype for method in args.method]

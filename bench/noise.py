@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from record import append, machine, seconds
+from record import append, machine, positive, seconds, writable
 from zeroblock import ops
 from zeroblock.noise import Distribution, Key, Rounding
 
@@ -21,10 +21,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--numel", type=int, help="elements; 10**9 on cuda, 2**24 on the CPU by default")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--numel", type=positive, help="elements; 10**9 on cuda, 2**24 on the CPU by default")
     parser.add_argument("--csv", help="append the rows to this file")
     args = parser.parse_args()
+    if args.csv:
+        writable(args.csv)
     n = args.numel or (10**9 if args.device == "cuda" else 1 << 24)
     rows = []
     print(f"{machine(args.device)}, torch {torch.__version__}, {n:,} elements")

@@ -6,6 +6,7 @@ import csv
 import datetime
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,33 @@ def seconds(run: Callable[[], object], device: str, repeats: int = 15, warm: int
     return statistics.median(times)
 
 
+def positive(text: str) -> int:
+    """A number from 1 on, for argparse."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def writable(path: str, columns: list[str] | None = None) -> Path:
+    """A file that rows can be added to, or an end in one line.
+
+    Args:
+        path: of the CSV.
+        columns: its columns, where they are known.
+    """
+    file = Path(path)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("a").close()
+        with file.open(newline="") as handle:
+            found = next(csv.reader(handle), None)
+    except OSError as error:
+        sys.exit(f"cannot write to {path}: {error.strerror}")
+    if columns is not None and found is not None and found != columns:
+        sys.exit(f"{path} has other columns: give another --csv")
+    return file
+
+
 def append(path: str | None, rows: list[dict[str, Any]], device: str) -> None:
     """Append rows to a CSV, each with date, machine and versions."""
     if not path:
@@ -54,11 +82,10 @@ def append(path: str | None, rows: list[dict[str, Any]], device: str) -> None:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    file = Path(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = not file.exists()
+    columns = [*rows[0], *common]
+    file = writable(path, columns)
     with file.open("a", newline="") as handle:
-        writer = csv.DictWriter(handle, fieldnames=[*rows[0], *common])
-        if new:
+        writer = csv.DictWriter(handle, fieldnames=columns)
+        if not file.stat().st_size:
             writer.writeheader()
         writer.writerows({**row, **common} for row in rows)

@@ -99,6 +99,15 @@ def test_missing_data_is_named(tmp_path: Path) -> None:
         call("step", "--model", "opt-125m", "--task", "sst2", "--data", tmp_path / "nowhere", "--device", "cpu")
 
 
+def test_what_cannot_be_read_or_written_is_said_first(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "sst2.jsonl").write_bytes(b"\xff\xfe")
+    given = ("step", "--model", place / "model", "--task", "sst2", "--device", "cpu", "--quick", "--steps", 2)
+    with pytest.raises(ZeroBlockError, match="is not UTF-8; write it with: zeroblock bench encode"):
+        call(*given, "--encoded", tmp_path / "sst2.jsonl")
+    with pytest.raises(OSError, match=r"File exists|Not a directory"):
+        call(*given, "--encoded", place / "encoded", "--csv", tmp_path / "sst2.jsonl" / "bench.csv")
+
+
 def test_examples_too_long_for_the_model_are_refused(place: Path, tmp_path: Path) -> None:
     path = tmp_path / "sst2.jsonl"
     path.write_text(json.dumps({"context": list(range(4, 44)) * 2, "options": [[5], [6]], "label": 0}) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from pathlib import Path
 
@@ -51,9 +52,10 @@ def test_rows_hold_what_was_measured(rows: list[Row]) -> None:
 
 def test_block_methods_are_measured_over_whole_cycles(rows: list[Row]) -> None:
     steps = {row.method: (row.cycle, row.steps) for row in rows}
-    assert steps["mezo-reference"] == steps["lozo"] == (1, 21)
+    assert steps["mezo-reference"] == steps["lozo"] == (1, 25)
     assert steps["mezo_bcd"] == steps["mezo_bcd-reference"] == (5, 25)
-    assert steps["mezo_bcd_adam"] == (10, 30)
+    assert steps["mezo_bcd_adam"] == (10, 50)
+    assert len({(row.tokens, row.tokens_padded) for row in rows}) == 1  # the same batches, each as often
 
 
 def test_without_mezo_there_is_no_ratio() -> None:
@@ -65,13 +67,15 @@ def test_without_mezo_there_is_no_ratio() -> None:
 
 
 def test_warm_up_and_measurement_lengths() -> None:
-    assert Plan(steps=20).lengths(1) == (3, 20)
-    assert Plan(steps=20).lengths(43) == (43, 43)
-    assert Plan(steps=50).lengths(43) == (43, 86)
-    assert Plan(steps=20, warmup=5).lengths(43) == (5, 43)
-    assert Plan(steps=2, quick=True).lengths(43) == (3, 2)
-    assert Plan(steps=50).lengths(43, captures=True) == (86, 86)
-    assert Plan(steps=5, quick=True).lengths(43, captures=True) == (5, 5)
+    assert Plan(steps=20).lengths(1, 43, False) == (3, 43)
+    assert Plan(steps=20).lengths(1, 43, True) == (43, 43)
+    assert Plan(steps=20).lengths(43, 43, False) == (43, 43)
+    assert Plan(steps=50).lengths(43, 43, False) == (43, 86)
+    assert Plan(steps=20, warmup=5).lengths(43, 43, True) == (5, 43)
+    assert Plan(steps=2, quick=True).lengths(43, 43, False) == (3, 2)
+    assert Plan(steps=50).lengths(43, 43, True) == (86, 86)
+    assert Plan(steps=20).lengths(129, 43, True) == (129, 129)
+    assert Plan(steps=5, quick=True).lengths(43, 43, True) == (5, 5)
     with pytest.raises(ZeroBlockError, match="at least 20, or --quick"):
         Plan(steps=19)
 
@@ -182,6 +186,13 @@ def test_rows_survive_the_csv(tmp_path: Path, rows: list[Row]) -> None:
     record.append(path, [bare])
     assert record.read(path)[-1] == bare
     assert record.latest(record.read(path)) == [*rows[1:], bare]
+    elsewhere = dataclasses.replace(bare, machine="another")
+    assert record.latest([*rows, bare, elsewhere]) == [*rows[1:], bare, elsewhere]
+    for odd in ({"engine": "fork"}, {"mean_ms": math.nan}):
+        record.append(tmp_path / "odd.csv", [dataclasses.replace(bare, **odd)])
+        with pytest.raises(ZeroBlockError, match="row 1 is not one of bench step's"):
+            record.read(tmp_path / "odd.csv")
+        (tmp_path / "odd.csv").unlink()
 
 
 def test_a_csv_of_something_else_is_left_alone(tmp_path: Path, rows: list[Row]) -> None:

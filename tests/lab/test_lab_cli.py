@@ -12,6 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from toy import Tiny, next_token
 from zeroblock.cli.lab import app
 from zeroblock.errors import ZeroBlockError
 
@@ -77,6 +78,27 @@ def test_a_run_is_diagnosed(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "adaptive.png").read_bytes().startswith(PNG)
     with pytest.raises(ZeroBlockError, match="warm-up"):
         call("adaptive", tmp_path / "run.jsonl", "--out", tmp_path / "out", "--warmup", 500)
+
+
+def test_a_journal_says_itself_what_the_run_was(tmp_path: Path) -> None:
+    import zeroblock as zb
+    from zeroblock.journal import Header, Journal
+    from zeroblock.lab.adaptive import diagnose
+
+    for name, schedule in (("adaptive", zb.Adaptive(0.3, 0.5, 6, signed=True)), ("shuffled", zb.Shuffled())):
+        model = Tiny()
+        optimizer = zb.mezo_bcd(model, 1e-2, schedule=schedule, interval=2)
+        with Journal.create(tmp_path / f"{name}.zbj", Header.of(optimizer)) as journal:
+            optimizer.listener = journal.append
+            for _ in range(30):
+                optimizer.step(next_token(model))
+    found = diagnose(tmp_path / "adaptive.zbj", zb.Adaptive())
+    assert (found.schedule, found.interval, found.blocks) == (zb.Adaptive(0.3, 0.5, 6, signed=True), 2, 5)
+    assert found.labels == tuple(block.name for block in optimizer.blocks)
+    call("adaptive", tmp_path / "adaptive.zbj", "--trajectories", 50, "--out", tmp_path / "out")
+    with pytest.raises(ZeroBlockError, match="chose its blocks by Shuffled"):
+        call("adaptive", tmp_path / "shuffled.zbj", "--out", tmp_path / "no")
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.fixture(scope="module")

@@ -129,6 +129,12 @@ def test_follow_ties_one_field_to_another():
     assert {run.config.seed for run in found.runs.values()} == {0, 1, 2}
 
 
+def test_a_field_that_stands_further_down_does_not_follow():
+    found = sweep(PLAIN + '\n[follow]\ndata_seed = "seed"\n[task.rte]\ndata_seed = 5\n')
+    for run in found.runs.values():
+        assert run.config.data_seed == (5 if run.config.task == "rte" else run.config.seed)
+
+
 def test_overrides_win_over_everything():
     found = sweep(CASES, steps=7, task=["squad"], seed=5)
     assert found.tasks == ["squad"]

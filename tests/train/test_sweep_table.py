@@ -194,6 +194,24 @@ def test_csv_has_a_line_for_every_run_and_for_every_cell(tmp_path):
     assert cells["MeZO", "squad"]["test"] == ""
 
 
+def test_sizes_are_not_results(tmp_path):
+    """A sweep may vary how many rows dev has, and dev is what came out on them."""
+    found = sweep(FILE + "[case.task.squad]\ndev = 100\n[case.task.sst2]\ndev = 50\n")
+    table.write(found, tmp_path, read(found, tmp_path / "runs"), {}, "")
+    with (tmp_path / "runs.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["row"] == "MeZO"]
+    assert {(row["task"], row["set_dev"], row["dev"]) for row in rows} == {("squad", "100", ""), ("sst2", "50", "")}
+
+
+def test_a_column_is_named_after_its_metric_by_whichever_row_has_one(tmp_path):
+    found = sweep(FILE.replace('"Zero-shot"', '"Zero | shot"'))
+    finish(tmp_path / "runs", cell_of(found, "Zero | shot", "squad").candidates[0].runs[0], 0.5, 0.5, 0.5)
+    table.write(found, tmp_path, read(found, tmp_path / "runs"), {}, "")
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert "| | sst2 | squad (f1) |" in lines
+    assert "| Zero \\| shot | – | 50.0 |" in lines
+
+
 def test_a_part_of_the_grid_and_a_part_of_the_seeds_are_marked(tmp_path):
     found = sweep()
     low = cell_of(found, "MeZO", "squad").candidates[0]

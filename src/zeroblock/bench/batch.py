@@ -158,7 +158,7 @@ def encode(
 def write(path: Path, pool: Pool) -> None:
     """One JSON object a line: context, options and label, as token ids."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         for one, label in zip(pool.encoded, pool.labels, strict=True):
             file.write(json.dumps({"context": one.context, "options": one.options, "label": label}) + "\n")
 
@@ -167,8 +167,12 @@ def read(path: Path, over: Over) -> Pool:
     """What :func:`write` wrote."""
     if not path.is_file():
         raise ZeroBlockError(f"no file {str(path)!r}; write it with: zeroblock bench encode")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ZeroBlockError(f"{path} is not UTF-8; write it with: zeroblock bench encode") from error
     encoded, labels = [], []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             found = json.loads(line)
             one = Encoded(tuple(map(int, found["context"])), tuple(tuple(map(int, o)) for o in found["options"]))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -140,24 +140,28 @@ def show(title: str, needs: Sequence[Need], forward: Forward | None, peaks: Sequ
     from rich.table import Table
 
     console = Console(highlight=False)
-    columns = list(dict.fromkeys((row.task, _engine(row)) for row in peaks))
+    columns = list(dict.fromkeys(map(_column, peaks)))
+    several = len({(column.device, column.batch_size) for column in columns}) > 1
     sheet = Table(title=f"Peak memory of {title}, GB")
     sheet.add_column("method", no_wrap=True)
-    for column in ("weights", "held", "kept", "total", "× weights"):
-        sheet.add_column(column, justify="right")
-    for task, engine in columns:
-        sheet.add_column(f"{task}\n{engine}", justify="right")
+    for name in ("weights", "held", "kept", "total", "× weights"):
+        sheet.add_column(name, justify="right")
+    for column in columns:
+        where = f"\n{column.device}, {column.batch_size}" if several else ""
+        sheet.add_column(f"{column.task}\n{column.engine}{where}", justify="right")
     for need in needs:
         numbers = (gigabytes(n * need.bytes_each) for n in (need.weights, need.held, need.kept, need.total))
         sheet.add_row(
-            need.method, *numbers, f"{need.over_weights:.3f}", *(_peak(peaks, need.method, *c) for c in columns)
+            need.method, *numbers, f"{need.over_weights:.3f}", *(_peak(peaks, need.method, c) for c in columns)
         )
     known = {need.method for need in needs}
     for method in dict.fromkeys(m for row in peaks if (m := _method(row)) not in known):
-        sheet.add_row(method, *[""] * 5, *(_peak(peaks, method, *c) for c in columns))
+        sheet.add_row(method, *[""] * 5, *(_peak(peaks, method, c) for c in columns))
     console.print(sheet)
     if peaks:
-        console.print("The columns by task were measured, activations included.")
+        console.print(
+            f"The columns by task were measured{', by device and batch size' if several else ''}, activations included."
+        )
     if forward is not None:
         console.print(
             f"A forward of {forward.rows} rows of {forward.length} tokens holds, beside the table: logits at every "
@@ -178,10 +182,19 @@ def _method(row: Row) -> str:
     return row.method.removesuffix("-reference")
 
 
-def _engine(row: Row) -> str:
-    return "published" if row.engine == "reference" else row.engine
+class _Column(NamedTuple):
+    """What measured peaks stand under."""
+
+    task: str
+    engine: str
+    device: str
+    batch_size: int
 
 
-def _peak(peaks: Sequence[Row], method: str, task: str, engine: str) -> str:
-    found = [r for r in peaks if (_method(r), r.task, _engine(r)) == (method, task, engine)]
+def _column(row: Row) -> _Column:
+    return _Column(row.task, "published" if row.engine == "reference" else row.engine, row.device, row.batch_size)
+
+
+def _peak(peaks: Sequence[Row], method: str, column: _Column) -> str:
+    found = [row for row in peaks if (_method(row), _column(row)) == (method, column)]
     return gigabytes(found[-1].peak_bytes) if found and found[-1].peak_bytes is not None else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import datetime
+import math
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,7 +96,10 @@ def read(path: Path) -> list[Row]:
     with path.open(newline="", encoding="utf-8") as file:
         for line in csv.DictReader(file):
             try:
-                rows.append(Row(**{name: _value(line[name], kind) for name, kind in FIELDS.items()}))
+                row = Row(**{name: _value(line[name], kind) for name, kind in FIELDS.items()})
+                if row.engine not in ("reference", "sequential", "forked") or not math.isfinite(row.mean_ms):
+                    raise ValueError(f"engine {row.engine!r}, mean_ms {row.mean_ms}")
+                rows.append(row)
             except (TypeError, ValueError) as error:
                 raise ZeroBlockError(f"{path}: row {len(rows) + 1} is not one of bench step's ({error})") from error
     return rows
@@ -105,7 +109,7 @@ def latest(rows: Sequence[Row]) -> list[Row]:
     """The last row of each variant measured: a new measurement replaces an old one."""
     kept: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        key = (row.model, row.task, row.method, row.engine, row.device, row.dtype, row.batch_size)
+        key = (row.model, row.task, row.method, row.engine, row.device, row.dtype, row.batch_size, row.machine)
         kept.pop(key, None)
         kept[key] = row
     return list(kept.values())

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import math
 import statistics
 import time
 import warnings
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..block import layers
 from ..engine.fork import ForkError
 from ..errors import ZeroBlockError, ZeroBlockWarning
 from . import record, variant
@@ -37,11 +39,12 @@ class Plan:
 
     Args:
         batch_size: examples a step.
-        steps: at least; rounded up to whole cycles of blocks.
+        steps: at least; rounded up to whole cycles of layers, for methods without blocks too, so that all
+            variants see the same batches.
         quick: takes ``steps`` at its word: no whole cycles, a short warm-up, fewer than 20 allowed.
-        warmup: steps before the clock starts. Unless given, a whole cycle and at least 3; where steps are
-            captured, the very steps that are measured, so that none of them captures one: a run of thousands
-            of steps captures each but once.
+        warmup: steps before the clock starts. Unless given, a whole cycle and at least 3; on a GPU the very
+            steps that are measured, so that none of them captures one or meets a length for the first time: a
+            run of thousands of steps does so but once.
         seed: of noise and order.
         max_tokens, graphs, interval: see :func:`variant.build`.
     """
@@ -59,15 +62,25 @@ class Plan:
         if self.steps < FEWEST and not self.quick:
             raise ZeroBlockError(f"{self.steps} steps say little: give at least {FEWEST}, or --quick for a look")
 
-    def lengths(self, cycle: int, captures: bool = False) -> tuple[int, int]:
+    def distinct(self, blocks: int) -> int:
+        """Batches that every variant sees, each as often as the others.
+
+        Args:
+            blocks: layers of the model, and what lies before and after them.
+        """
+        return self.steps if self.quick else -(-self.steps // blocks) * blocks
+
+    def lengths(self, cycle: int, blocks: int, thorough: bool) -> tuple[int, int]:
         """Steps of warm-up and of measurement.
 
         Args:
             cycle: steps until every block has had its turn.
-            captures: whether steps are captured.
+            blocks: see :meth:`distinct`.
+            thorough: whether what happens for the first time is slow.
         """
-        steps = self.steps if self.quick else -(-self.steps // cycle) * cycle
-        usual = steps if captures else WARMUP if self.quick else max(WARMUP, cycle)
+        distinct = self.distinct(blocks)
+        steps = distinct if self.quick else math.lcm(distinct, cycle)
+        usual = steps if thorough else WARMUP if self.quick else max(WARMUP, cycle)
         return (usual if self.warmup is None else self.warmup), steps
 
 
@@ -94,6 +107,7 @@ def measure(
     """
     device = next(model.parameters()).device
     ceiling = Ceiling(model)
+    blocks = _blocks(model)
     reference: Row | None = None
     for choice in choices:
         with _fresh(device):
@@ -109,12 +123,19 @@ def measure(
             except ForkError as error:
                 warnings.warn(f"{choice} is left out: {error}", ZeroBlockWarning, stacklevel=2)
                 continue
-            sample = _sample(ready, pool, plan, device, baseline, functools.partial(_say, tell, choice))
+            sample = _sample(ready, pool, plan, blocks, device, baseline, functools.partial(_say, tell, choice))
             row = _row(ready, choice, model, plan, ceiling, names, sample, reference)
             del ready
         if choice.method == BASE:
             reference = row
         yield row
+
+
+def _blocks(model: nn.Module) -> int:
+    try:
+        return len(layers(model))
+    except ZeroBlockError:
+        return 1
 
 
 def _say(tell: Callable[[str], None], choice: Choice, text: str) -> None:
@@ -137,11 +158,19 @@ class Sample:
 
 
 def _sample(
-    ready: Variant, pool: Pool, plan: Plan, device: torch.device, baseline: int, tell: Callable[[str], None]
+    ready: Variant,
+    pool: Pool,
+    plan: Plan,
+    blocks: int,
+    device: torch.device,
+    baseline: int,
+    tell: Callable[[str], None],
 ) -> Sample:
-    warmup, steps = plan.lengths(ready.cycle, ready.captures)
+    thorough = ready.captures or (device.type == "cuda" and not plan.quick)
+    warmup, steps = plan.lengths(ready.cycle, blocks, thorough)
     tell(f"{warmup} steps to warm up, {steps} measured")
-    batches = [pool.batch(step, plan.batch_size) for step in range(max(warmup, steps))]
+    seen = plan.distinct(blocks)
+    batches = [pool.batch(step % seen, plan.batch_size) for step in range(max(warmup, steps))]
     _clear(device)
     gauge = Gauge(device, baseline)
     for batch in batches[:warmup]:

@@ -6,6 +6,7 @@ Subcommand files import torch and transformers inside their functions, so that
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -74,6 +75,9 @@ app.add_typer(lab.app, name="lab")
 def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and exit status 2."""
     warnings.showwarning = _show_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a ± that a terminal cannot show is no reason to fail
     try:
         code = app(standalone_mode=False)
     except ZeroBlockError as error:

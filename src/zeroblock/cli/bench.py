@@ -72,6 +72,8 @@ def step(
     where = models.place(device)
     if csv is not None:
         record.check(csv)
+        csv.parent.mkdir(parents=True, exist_ok=True)
+        csv.open("a").close()  # what cannot be written is said before anything is measured
     pools = {name: _pool(name, model, data, encoded, tokenizer, seed) for name in names}
     config: Any = models.skeleton(model).config  # and what it takes to import a model is not the model's memory
     for name, pool in pools.items():

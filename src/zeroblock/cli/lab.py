@@ -77,6 +77,7 @@ def _carry_out(studies: Sequence[Study], out: Path, workers: int | None, summary
     from ..lab.runner import Runner
     from ..lab.study import carry_out, readme
 
+    out.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
@@ -133,26 +134,27 @@ def everything(out: Out = HERE, seeds: Seeds = None, workers: Workers = None, qu
 def adaptive_run(
     run: Annotated[Path, typer.Argument(help="A run's folder, a journal, or a JSONL of step, block and coeffs.")],
     blocks: Annotated[
-        int | None, typer.Option(min=1, help="N; the largest block visited plus one unless said.")
+        int | None, typer.Option(min=1, help="N of a JSONL; the largest block visited plus one unless said.")
     ] = None,
     out: Out = HERE,
-    decay: Annotated[float, typer.Option(help="The run's EMA weight of a new coefficient.")] = 0.1,
-    temperature: Annotated[float, typer.Option(help="The run's softmax temperature.")] = 1.0,
-    warmup: Annotated[int | None, typer.Option(min=0, help="The run's warm-up turns; 10·N unless said.")] = None,
-    signed: Annotated[bool, typer.Option("--signed", help="Scores average the signed coefficient.")] = False,
-    interval: Annotated[int, typer.Option(min=1, help="The run's steps a turn.")] = 1,
+    decay: Annotated[float, typer.Option(help="Of a JSONL: the EMA weight of a new coefficient.")] = 0.1,
+    temperature: Annotated[float, typer.Option(help="Of a JSONL: the softmax temperature.")] = 1.0,
+    warmup: Annotated[int | None, typer.Option(min=0, help="Of a JSONL: warm-up turns; 10·N unless said.")] = None,
+    signed: Annotated[bool, typer.Option("--signed", help="Of a JSONL: scores average signed coefficients.")] = False,
+    interval: Annotated[int, typer.Option(min=1, help="Of a JSONL: steps a turn.")] = 1,
     trajectories: Annotated[int, typer.Option(min=1, help="Simulated trajectories.")] = 1000,
     every: Annotated[int | None, typer.Option(min=1, help="Steps averaged in a column of the heat map.")] = None,
 ) -> None:
-    """Diagnose an adaptive run: its selection probabilities over time and the share of each block."""
+    """Diagnose an adaptive run: its selection probabilities over time and the share of each block.
+
+    A journal says itself what the run was; a JSONL of records does not, so its options do.
+    """
     _require()
-    from ..lab.adaptive import Diagnosis, read
+    from ..lab.adaptive import diagnose
     from ..schedule import Adaptive
 
-    steps = tuple(read(run))
-    n = max(step.block for step in steps) + 1 if blocks is None else blocks
     schedule = Adaptive(decay, temperature, warmup, signed)
-    study = Diagnosis(steps, schedule, n, trajectories=trajectories, every=every, interval=interval)
+    study = diagnose(run, schedule, blocks, interval, trajectories=trajectories, every=every)
     _carry_out([study], out, workers=1)
 
 
@@ -177,7 +179,7 @@ def blocks_of_a_model(
     forward: Annotated[bool, typer.Option("--forward", help="Forward passes only: no backpropagation.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Both ways, and a figure of their agreement.")] = False,
     sketch: Annotated[int, typer.Option(min=0, help="Vectors (5 or more) that bracket λmax, forward only.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of data, probes and run.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of data, probes and run.")] = 0,
 ) -> None:
     """Measure a model block by block: Tr(H_B), λmax, ρ_B, gradient norm, coefficient variance; with error bars."""
     _require()

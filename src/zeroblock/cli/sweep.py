@@ -124,7 +124,9 @@ def _state(sweep: Sweep, outcomes: Outcomes) -> str:
 def _object(run: Run, outcome: Outcome | None, error: str) -> dict[str, Any]:
     from dataclasses import asdict
 
-    said = {"run": run.name, "task": run.config.task, "method": run.config.method, **run.varied}
+    from ..train.table import settings
+
+    said = {"run": run.name, "task": run.config.task, "method": run.config.method, **settings(run)}
     return said | ({"error": error} if outcome is None else asdict(outcome))
 
 

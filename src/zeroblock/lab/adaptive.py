@@ -71,6 +71,38 @@ def read(path: Path) -> list[Seen]:
     return steps
 
 
+def diagnose(
+    path: Path,
+    schedule: Adaptive,
+    blocks: int | None = None,
+    interval: int = 1,
+    *,
+    trajectories: int = 1000,
+    every: int | None = None,
+) -> Diagnosis:
+    """The diagnosis of a run on disk.
+
+    Args:
+        path: see :func:`read`.
+        schedule, blocks, interval: of a JSONL of records, which does not tell; a journal's own are in its header.
+        trajectories, every: see :class:`Diagnosis`.
+    """
+    steps = tuple(read(path))
+    labels: tuple[str, ...] = ()
+    if path.is_dir() or path.suffix == ".zbj":
+        from ..journal import read as read_journal
+        from ..journal.spec import build
+
+        header = read_journal(path).header
+        found = build("schedule", header.method["schedule"])
+        if not isinstance(found, Adaptive):
+            raise ZeroBlockError(f"{path} chose its blocks by {header.parts.get('schedule')}, not adaptively")
+        schedule, interval = found, header.method["interval"]
+        labels, blocks = header.blocks, len(header.blocks)
+    n = max(step.block for step in steps) + 1 if blocks is None else blocks
+    return Diagnosis(steps, schedule, n, labels, trajectories=trajectories, every=every, interval=interval)
+
+
 def probabilities(steps: Sequence[Seen], schedule: Adaptive, n: int) -> np.ndarray:
     """p_t of every step, (T, n): what ``Adaptive`` would draw from before the step, by its own functions.
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
 from torch import nn
@@ -157,7 +158,8 @@ def _by_depth(frame: DataFrame, subject: str) -> Figure:
         y, error = (mine.rho, mine.rho_error) if known else (mine.trace, mine.trace_error)
         rho.errorbar(mine.block, y, error.fillna(0.0), fmt=f"{marker}-", capsize=1.5, **look)
         rho.set_ylabel(r"$\rho_B = \mathrm{Tr}(H_B)/\lambda_{\max}(H)$" if known else r"$\mathrm{Tr}(H_B)$")
-        gradient.plot(mine.block, mine.gradient, f"{marker}-", **look)
+        spread = np.minimum(mine.gradient_error.fillna(0.0), 0.9 * mine.gradient)  # the axis is logarithmic
+        gradient.errorbar(mine.block, mine.gradient, spread, fmt=f"{marker}-", capsize=1.5, **look)
         chance.plot(mine.block, mine.probability, f"{marker}-", **look)
     gradient.set_ylabel(r"$\|\nabla_B L\|^2$")
     chance.set_ylabel("adaptive probability")

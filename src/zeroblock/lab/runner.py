@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +21,19 @@ Job = Callable[[], Any]
 
 def _single_thread() -> None:
     torch.set_num_threads(1)  # the processes are the parallelism: at d = 256 a second thread costs more than it gives
+
+
+@contextlib.contextmanager
+def _ignored() -> Iterator[None]:
+    """What starts here never hears of Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _call(job: Job) -> Any:
@@ -52,13 +68,17 @@ class Runner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._pool is not None:
+            if kind is not None:  # nobody waits for what they are at; Python 3.14 has terminate_workers
+                for process in list((self._pool._processes or {}).values()):
+                    process.terminate()
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
 
     def __call__(self, jobs: Sequence[Job]) -> list[Any]:
         if self._pool is None:
             return [self._here(job) for job in jobs]
-        futures = [self._pool.submit(_call, job) for job in jobs]
+        with _ignored():  # processes are started here; a Ctrl-C is for this one, which ends them
+            futures = [self._pool.submit(_call, job) for job in jobs]
         for _ in concurrent.futures.as_completed(futures):
             self.tick()
         return [future.result() for future in futures]

@@ -170,8 +170,9 @@ class Grid:
 
     def _places(self, task: str, case: Case) -> Iterator[Place]:
         """The cells of one task and case: one for every choice of the fields that make rows."""
-        fields = self.run | self.task.get(task, {}) | case.fields | case.task.get(task, {}) | self.overrides
-        fields["task"] = task
+        own = self.task.get(task, {}) | case.fields | case.task.get(task, {}) | self.overrides
+        fields = self.run | own | {"task": task}
+        follow = {name: source for name, source in self.follow.items() if name not in own}
         lists = {name: value for name, value in fields.items() if isinstance(value, list)}
         for name, values in lists.items():
             if not all(isinstance(value, (str, int, float)) for value in values):
@@ -183,16 +184,14 @@ class Grid:
         seeds = {name: values for name, values in lists.items() if name in AVERAGED}
         for row in _product(rows):
             candidates = [
-                (values, [self._config(fields | row | values | seed, case) for seed in _product(seeds)])
+                (values, [self._config(fields | row | values | seed, case, follow) for seed in _product(seeds)])
                 for values in _product(tuned)
             ]
             label = ", ".join(filter(None, [case.name, *(f"{name} {show(value)}" for name, value in row.items())]))
             yield Place(label or str(candidates[0][1][0].method), task, candidates)
 
-    def _config(self, fields: Fields, case: Case) -> Config:
-        for name, source in self.follow.items():
-            if name not in self.overrides and source in fields:
-                fields = {**fields, name: fields[source]}
+    def _config(self, fields: Fields, case: Case, follow: Mapping[str, str]) -> Config:
+        fields = fields | {name: fields[source] for name, source in follow.items() if source in fields}
         try:
             return Config.of(fields)
         except ZeroBlockError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from .grid import show
 from .outcome import Outcome, Outcomes, choose, due, settled, waiting
-from .sweep import Candidate, Cell, Sweep
+from .sweep import Candidate, Cell, Run, Sweep
 
 MISSING = "–"
 
@@ -121,7 +121,9 @@ def markdown(
         failed: why the others failed, by name.
         command: the one that makes these tables.
     """
-    metrics = {entry.cell.task: _metric(entry.cell, outcomes) for entry in entries}
+    metrics: dict[str, str] = {}
+    for entry in entries:  # whichever row has one
+        metrics[entry.cell.task] = metrics.get(entry.cell.task) or _metric(entry.cell, outcomes)
     head = [f"{task} ({metrics[task]})" if metrics[task] not in ("", "accuracy") else task for task in sweep.tasks]
     by_place = {(entry.cell.row, entry.cell.task): entry for entry in entries}
 
@@ -129,7 +131,8 @@ def markdown(
         lines = ["| | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
         for row in sweep.rows:
             places = [by_place.get((row, task)) for task in sweep.tasks]
-            lines.append(f"| {row} | " + " | ".join(text(place) if place else MISSING for place in places) + " |")
+            texts = [row.replace("|", "\\|"), *(text(place) if place else MISSING for place in places)]
+            lines.append(f"| {' | '.join(texts)} |")
         return lines
 
     lines = [
@@ -200,11 +203,20 @@ def _run_rows(
                 state = "finished" if outcome else "failed" if run.name in failed else "missing"
                 rows.append(
                     {"run": run.name, "row": entry.cell.row, "task": entry.cell.task}
-                    | {name: run.varied[name] for name in sweep.varied if name != "task"}
+                    | settings(run)
                     | {"state": state, "chosen": chosen}
                     | {field: getattr(outcome, field, "") for field in Outcome.__dataclass_fields__}
                 )
     return rows
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """What varies in a run, by names that its outcome has not: the sizes of dev and test are not results."""
+    return {
+        f"set_{name}" if name in Outcome.__dataclass_fields__ else name: value
+        for name, value in run.varied.items()
+        if name != "task"
+    }
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
