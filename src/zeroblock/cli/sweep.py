@@ -63,12 +63,12 @@ def sweep(
 def _make(sweep: Sweep, folder: Path, jobs: int, command: str, json: bool) -> dict[str, str]:
     """Make the runs, with the tables kept up to date; why some failed, by name."""
     from ..train import table
-    from ..train.worker import Pool
+    from ..train.worker import Crew
 
     def tell(event: str, run: Run, outcome: Outcome | None, error: str) -> None:
-        done = len(pool.outcomes)
+        done = len(crew.outcomes)
         if event != "begin":
-            table.write(sweep, folder, pool.outcomes, pool.failed, command)
+            table.write(sweep, folder, crew.outcomes, crew.failed, command)
         if json:
             if event != "begin":
                 typer.echo(jsonlib.dumps(_object(run, outcome, error)))
@@ -82,19 +82,19 @@ def _make(sweep: Sweep, folder: Path, jobs: int, command: str, json: bool) -> di
                 f"{done} finished"
             )
 
-    pool = Pool(sweep, folder, jobs, tell)
+    crew = Crew(sweep, folder, jobs, tell)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` and batch systems stop it cleanly
     try:
-        pool.make()
+        crew.make()
     except KeyboardInterrupt:
-        typer.echo(f"stopped; {len(pool.outcomes)} runs are finished, the same command goes on", err=True)
+        typer.echo(f"stopped; {len(crew.outcomes)} runs are finished, the same command goes on", err=True)
         raise SystemExit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
     if json:
-        left = {"out": str(folder), "finished": len(pool.outcomes), "failed": len(pool.failed)}
+        left = {"out": str(folder), "finished": len(crew.outcomes), "failed": len(crew.failed)}
         typer.echo(jsonlib.dumps(left | {"table": str(folder / "table.md")}))
-    return pool.failed
+    return crew.failed
 
 
 def _list(sweep: Sweep, folder: Path, json: bool) -> None:

@@ -98,7 +98,7 @@ class Worker:
             self.process.wait()
 
 
-class Pool:
+class Crew:
     """Makes all runs of a sweep, some at a time.
 
     Args:
