@@ -45,7 +45,7 @@ class Absent(DriverBase):
         return torch.device("cpu")
 
     def get_benchmarker(self) -> Any:
-        raise NotImplementedError
+        raise AssertionError("there is nothing to run on")
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
