@@ -225,13 +225,17 @@ def test_a_snapshot_that_is_no_use_is_left_alone(how: str, llama: Path, data: Pa
     assert kept(whole.folder) == kept(tmp_path / "parts")
 
 
-def test_a_new_run_takes_no_snapshot_of_an_old_one(llama: Path, data: Path, tmp_path: Path) -> None:
-    config = settings(llama, data, snapshot_every=3)
-    run(config, tmp_path / "run", Kill(8))
-    for name in ("config.toml", "journal.zbj"):
-        (tmp_path / "run" / name).unlink()
-    run(config.replace(lr=2e-3, snapshot_every=0), tmp_path / "run", Kill(8))
-    assert not (tmp_path / "run" / "snapshot").exists()
+def test_a_folder_that_is_called_snapshot_is_let_be(llama: Path, data: Path, tmp_path: Path) -> None:
+    """``--out`` may be a folder that holds other things."""
+    mine = tmp_path / "run" / "snapshot" / "mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("dear")
+    config = settings(llama, data)
+    with pytest.raises(ZeroBlockError, match="snapshot is there already, and not this run's: give another --out"):
+        run(config.replace(snapshot_every=2), tmp_path / "run")
+    run(config, tmp_path / "run", Kill(3))
+    assert resume(tmp_path / "run").steps == 10
+    assert mine.read_text() == "dear"
 
 
 def test_a_replay_is_shown_and_can_be_stopped(llama: Path, data: Path, tmp_path: Path) -> None:

@@ -74,9 +74,7 @@ FIELDS = {field.name: str(field.type) for field in dataclasses.fields(Row)}
 
 
 def append(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows to a CSV, with a header where it is new."""
-    if not rows:
-        return
+    """Add rows to a CSV, with a header where it is new; none at all is a way to see whether it can be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     old = path.exists() and path.stat().st_size > 0
     check(path)

@@ -45,10 +45,8 @@ def step(
     tokenizer: Tokenizer = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, or auto: fp16 on cuda, fp32 on the CPU.")] = "auto",
-    steps: Annotated[int, typer.Option(min=1, help="At least so many; block methods take whole cycles.")] = 20,
-    warmup: Annotated[
-        int | None, typer.Option(min=0, help="Steps before the clock; a cycle, or all where steps are captured.")
-    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="At least so many; up to whole cycles of layers.")] = 20,
+    warmup: Annotated[int | None, typer.Option(min=0, help="Steps before the clock; a cycle, on a GPU all.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Exactly --steps, after a short warm-up: for a look.")] = False,
     interval: Annotated[
         int | None, typer.Option(min=1, help="Steps a turn for methods that hold a block, so that a cycle is shorter.")
@@ -72,12 +70,12 @@ def step(
     where = models.place(device)
     if csv is not None:
         record.check(csv)
-        csv.parent.mkdir(parents=True, exist_ok=True)
-        csv.open("a").close()  # what cannot be written is said before anything is measured
     pools = {name: _pool(name, model, data, encoded, tokenizer, seed) for name in names}
     config: Any = models.skeleton(model).config  # and what it takes to import a model is not the model's memory
     for name, pool in pools.items():
         _check(pool, config, name)
+    if csv is not None:
+        record.append(csv, [])  # what cannot be written is said before anything is measured
     baseline = resident()
     _say(f"{model} on {where}")
     loaded = _model(model, where, dtype)

@@ -24,7 +24,6 @@ from typing import Any
 
 from ..errors import ZeroBlockError
 from ..journal import Record
-from . import snapshot
 from .config import Config
 from .evaluate import Evaluation
 
@@ -124,10 +123,11 @@ class Folder:
         """
         if not again:
             self.refuse()
+            if config.snapshot_every and self.snapshot.exists():
+                raise ZeroBlockError(f"{self.snapshot} is there already, and not this run's: give another --out")
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / "metrics.jsonl").unlink(missing_ok=True)
-            snapshot.drop(self.snapshot)
             first = f"# zeroblock train --config {self.path / 'config.toml'} --out DIR"
             self._write("config.toml", f"{first}\n{config.dump()}")
 

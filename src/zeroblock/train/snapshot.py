@@ -74,27 +74,22 @@ def load(folder: Path, optimizer: ZeroOrder, records: Sequence[Record]) -> str:
         return ""
     try:
         found = torch.load(place / STATE, weights_only=True)
-        steps, last, sound = found["optimizer"]["steps"], found["last"], found["crc"] == _crc(place / WEIGHTS)
+        state, last, crc = found["optimizer"], found["last"], found["crc"]
+        steps = state["steps"]
     except Exception as error:  # whatever a library makes of bytes that are not its own
         return f"the snapshot is damaged ({type(error).__name__})"
-    if not sound:
-        return "the snapshot is damaged (its checksum does not match)"
     if steps > len(records):
         return ""
     if last != _told(records[steps - 1]):
         return "the snapshot is of another run"
+    if crc != _crc(place / WEIGHTS):
+        return "the snapshot is damaged (its checksum does not match)"
     device = next(iter(optimizer.params.values())).device
     with safe_open(place / WEIGHTS, "pt", device=str(device)) as weights, torch.no_grad():
         for name, param in optimizer.params.items():
             param.copy_(weights.get_tensor(name))
-    optimizer.load_state_dict(found["optimizer"])
+    optimizer.load_state_dict(state)
     return ""
-
-
-def drop(folder: Path) -> None:
-    """Remove a snapshot and all that writing one may have left."""
-    for place in (folder, *(folder.with_name(f"{folder.name}.{end}") for end in ("part", "old"))):
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def _told(record: Record) -> str:
