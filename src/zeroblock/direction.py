@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from .errors import ZeroBlockError
 from .noise import Key, Rounding
-from .subspace import Basis
+from .subspace import Basis, Factored
 
 
 @contextlib.contextmanager
@@ -50,6 +50,15 @@ class Member(NamedTuple):
     name: str
     param: Tensor
     basis: Basis
+
+    @property
+    def behind(self) -> bool:
+        """Whether the tensor is not θ itself, since its basis holds steps."""
+        return isinstance(self.basis, Factored) and self.basis.held is not None
+
+    def at(self, param: Tensor, key: Key, scale: float, rounding: Rounding) -> Tensor:
+        """The tensor at θ + scale·Pz: a copy, or ``param`` where it is there already."""
+        return self.basis.perturbed(param, key, scale, rounding) if scale or self.behind else param
 
 
 @dataclasses.dataclass(eq=False)
@@ -83,8 +92,9 @@ class Direction(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
+    @abc.abstractmethod
     def __exit__(self, *exception: object) -> None:
-        self.move(0.0)
+        """Show the weights as they are."""
 
 
 class Point(NamedTuple):
@@ -113,10 +123,13 @@ class Swapped(Direction):
         return self
 
     def move(self, scale: float) -> None:
-        for (_, param, basis), original in zip(self.members, self.originals, strict=True):
-            param.data = original  # drops the previous copy before the next one is made
-            if scale:
-                param.data = basis.perturbed(original, self.key, scale, self.rounding)
+        for member, original in zip(self.members, self.originals, strict=True):
+            member.param.data = original  # drops the previous copy before the next one is made
+            member.param.data = member.at(original, self.key, scale, self.rounding)
+
+    def __exit__(self, *exception: object) -> None:
+        for member, original in zip(self.members, self.originals, strict=True):
+            member.param.data = original
 
 
 class JustInTime(Direction):
@@ -132,7 +145,7 @@ class JustInTime(Direction):
         self.mode = _Substitute(self._perturbed, {id(m.param): m for m in members}, budget)
 
     def _perturbed(self, member: Member) -> Tensor:
-        return member.basis.perturbed(member.param, self.key, self.scale, self.rounding)
+        return member.at(member.param, self.key, self.scale, self.rounding)
 
     def __enter__(self) -> Self:
         # compiled code would not ask the mode; importing the compiler takes a second, so only where it is in use
@@ -143,8 +156,13 @@ class JustInTime(Direction):
         return self
 
     def move(self, scale: float) -> None:
-        unread = self.mode.active and self.mode.called and not self.mode.read
-        self._show(scale)
+        self._leave()
+        self.scale, self.mode.active = scale, scale != 0 or any(member.behind for member in self.members)
+
+    def _leave(self) -> None:
+        """Away from where it stands; complains if nobody looked."""
+        unread = self.scale and self.mode.active and self.mode.called and not self.mode.read
+        self._rest()
         if unread:
             raise ZeroBlockError(
                 "the objective read none of the model's weights where they could be perturbed: it runs a traced or "
@@ -152,14 +170,13 @@ class JustInTime(Direction):
                 "weights themselves, or a method of blocks"
             )
 
-    def _show(self, scale: float) -> None:
-        self.scale = scale
-        self.mode.active, self.mode.called, self.mode.read = scale != 0, False, False
+    def _rest(self) -> None:
+        self.mode.active = self.mode.called = self.mode.read = False
         self.mode.copies.clear()
 
     def __exit__(self, *exception: object) -> None:
         try:
-            self.move(0.0) if exception[0] is None else self._show(0.0)
+            self._leave() if exception[0] is None else self._rest()
         finally:
             self.mode.__exit__(*exception)
             if self.stance is not None:
@@ -179,6 +196,9 @@ class Subtracted(Direction):
             for _, param, basis in self.members:
                 basis.add_(param, self.key, (scale - self.at,), 1.0, self.rounding)
             self.at = scale
+
+    def __exit__(self, *exception: object) -> None:
+        self.move(0.0)
 
 
 def _metadata() -> set[Any]:

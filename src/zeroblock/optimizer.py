@@ -6,6 +6,7 @@ c = (L(θ + εPz) - L(θ - εPz)) / 2ε        δ = rule(c·z)        θ ← θ 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import warnings
@@ -26,7 +27,7 @@ from .noise import VERSION, Distribution, Key, Rounding
 from .ops import DTYPES
 from .rule import SGD, Adam, Rule
 from .schedule import Schedule, Shuffled
-from .subspace import Alphas, Basis, Elementwise, Full, Sparse, Subspace
+from .subspace import Alphas, Basis, Elementwise, Factored, Full, LowRank, Sparse, Subspace
 
 PENDING = 64
 """Captured steps that may be under way before the host waits for the oldest."""
@@ -56,6 +57,9 @@ class ZeroOrder(torch.optim.Optimizer):
         estimator: how many directions, how far, how measured.
         rule: from the estimate to the step.
         interval: steps a turn: how long a block and its basis are held.
+        fold: low-rank steps whose sum is held in coordinates, m×r, before it reaches the weights: a
+            divisor of interval. The weights are θ after every ``fold`` steps, and after ``settle()``; the steps in
+            between need not write them, which takes most of their time, nor round to their grid.
         seed: of noise, bases and schedule.
         weight_decay: λ, decoupled, on the active block.
         decays: which parameters λ applies to, by name and tensor; matrices by default.
@@ -77,6 +81,7 @@ class ZeroOrder(torch.optim.Optimizer):
         estimator: Estimator | None = None,
         rule: Rule | None = None,
         interval: int = 1,
+        fold: int = 1,
         seed: int = 0,
         weight_decay: float = 0.0,
         decays: Callable[[str, Tensor], bool] = is_matrix,
@@ -91,7 +96,7 @@ class ZeroOrder(torch.optim.Optimizer):
                 raise ZeroBlockError(f"{name} must be finite and not negative, got {value}")
         if clip is not None and not (clip > 0 and math.isfinite(clip)):
             raise ZeroBlockError(f"clip must be finite and positive, or None, got {clip}")
-        for name, count in (("interval", interval), ("patience", patience)):
+        for name, count in (("interval", interval), ("fold", fold), ("patience", patience)):
             if count < 1:
                 raise ZeroBlockError(f"{name} must be at least 1, got {count}")
         if restore not in ("copy", "subtract"):
@@ -101,6 +106,8 @@ class ZeroOrder(torch.optim.Optimizer):
                 f"{subspace} cannot be restored by subtraction, which would not take back the step it made: "
                 "leave restore='subtract' (or as_published) out"
             )
+        if fold > 1:
+            _check_fold(fold, interval, subspace, restore, weight_decay)
         self.model = model
         self.blocks = partition(model) if callable(partition) else blocks_of.explicit(model, partition)
         self.partition = partition
@@ -108,7 +115,8 @@ class ZeroOrder(torch.optim.Optimizer):
         self.subspace: Subspace = subspace or Full()
         self.estimator: Estimator = estimator or TwoSided()
         self.rule: Rule = rule or SGD()
-        self.interval, self.seed, self.decays = interval, Key(seed, 0).seed, decays
+        self.interval, self.fold = interval, fold
+        self.seed, self.decays = Key(seed, 0).seed, decays
         self.clip = None if clip is None else float(clip)
         self.distribution, self.rounding = distribution, rounding
         self.restore, self.patience = restore, patience
@@ -142,6 +150,9 @@ class ZeroOrder(torch.optim.Optimizer):
         """Called with the record of every step, in order."""
         self._complained = False
         self._run_of_bad = 0
+        self._held: dict[str, Tensor] = {}
+        """Of the tensors that fall behind θ: what they lack, in coordinates."""
+        self._settled = False
         self._rooms: dict[tuple[torch.dtype, torch.device], tuple[Tensor, int]] = {}
         """Memory for states that are dropped at the end of a turn, and how much of it is taken."""
         self._pending: deque[tuple[int, int, float, Tensor, torch.cuda.Event]] = deque()
@@ -175,6 +186,7 @@ class ZeroOrder(torch.optim.Optimizer):
             "estimator": _told(self.estimator),
             "rule": _told(self.rule),
             "interval": repr(self.interval),
+            **({} if self.fold == 1 else {"fold": repr(self.fold)}),
             **({} if self.clip is None else {"clip": repr(self.clip)}),
             "distribution": self.distribution.name.lower(),
             "rounding": self.rounding.name.lower(),
@@ -199,6 +211,11 @@ class ZeroOrder(torch.optim.Optimizer):
                 f"weight_decay was {self.weight_decay} and is {now} now, which records would not tell: "
                 "build another optimizer, whose steps begin a journal of their own"
             )
+        if self._settled:
+            raise ZeroBlockError(
+                f"the weights were settled at step {self.steps}, between two folds, which no journal tells: take no "
+                f"steps after settle(), or settle after a multiple of fold={self.fold} steps"
+            )
         submitted = self._submit(closure)
         if submitted is not None:
             return submitted
@@ -212,7 +229,7 @@ class ZeroOrder(torch.optim.Optimizer):
             if estimate.finite:
                 self._move(estimate.coeffs, lr)
                 self._wind_clock()
-            self.steps += 1
+            self._count()
             try:
                 self._deliver(record, estimate.finite)
             finally:  # whatever a listener raises, the step was taken
@@ -240,13 +257,33 @@ class ZeroOrder(torch.optim.Optimizer):
             event = torch.cuda.Event()
             event.record()
             self._pending.append((self.steps, self.block, float(self.param_groups[0]["lr"]), host, event))
-            self.steps += 1
+            self._count()
             try:
                 self._collect(0 if self.schedule.learns else PENDING)
             finally:
                 if self.steps % self.interval == 0:
                     self._enter_turn()
         return numbers[0]
+
+    def _count(self) -> None:
+        """A step was taken; the last one before a fold brings the weights to θ."""
+        self.steps += 1
+        if self.steps % self.fold == 0:
+            self._fold()
+
+    def _fold(self) -> None:
+        for member in self.members:
+            if member.behind:
+                assert isinstance(member.basis, Factored)
+                member.basis.fold_(member.param, Key(self.seed, self.steps - 1), self.rounding)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Bring the weights to θ between two folds: the last thing to do, before they are evaluated or saved."""
+        if self.steps % self.fold and not self._settled:
+            with uninterrupted():
+                self._fold()
+                self._settled = True
 
     @property
     def capturable(self) -> bool:
@@ -343,11 +380,17 @@ class ZeroOrder(torch.optim.Optimizer):
         states = (self.state[member.param] for member in self.members if member.param in self.state)
         moments = (value.data_ptr() for state in states for value in state.values() if isinstance(value, Tensor))
         tensors = ((member.param.data_ptr(), self.thresholds[member.name]) for member in self.members)
-        return (*tensors, *moments)
+        held = (self._held[member.name].data_ptr() for member in self.members if member.behind)
+        return (*tensors, *moments, *held)
 
     def _basis(self, name: str, key: Key) -> Basis:
         param = self.params[name]
-        return self.subspace.basis(param, key, self.offsets[name], self.thresholds[name], self.distribution)
+        basis = self.subspace.basis(param, key, self.offsets[name], self.thresholds[name], self.distribution)
+        if self.fold == 1 or not isinstance(basis, Factored):
+            return basis
+        if name not in self._held:
+            self._held[name] = torch.zeros((basis.shape[0], basis.rank), device=param.device)
+        return dataclasses.replace(basis, held=self._held[name])
 
     def direction(self, probe: int) -> Direction:
         """The line along which a probe of the next step measures."""
@@ -516,6 +559,7 @@ class ZeroOrder(torch.optim.Optimizer):
             "run_of_bad": self._run_of_bad,
             "scores": list(self.scores),
             "thresholds": dict(self.thresholds),
+            "held": {n: held.clone() for n, held in self._held.items()} if self.steps % self.fold else {},
             "state": {names[id(p)]: {k: _own(v) for k, v in s.items()} for p, s in self.state.items() if s},
             "param_groups": [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups],
         }
@@ -547,8 +591,12 @@ class ZeroOrder(torch.optim.Optimizer):
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
         self.weight_decay = self.param_groups[0]["weight_decay"]
+        self._settled = False
         self._forget()
         self._place()
+        for name, held in self._held.items():  # where they are: captured steps know the place
+            saved = state_dict.get("held", {}).get(name)
+            held.zero_() if saved is None else held.copy_(saved)
         for name, param in self.params.items():
             for key, value in state_dict["state"].get(name, {}).items():
                 if isinstance(value, Tensor):
@@ -562,6 +610,20 @@ class ZeroOrder(torch.optim.Optimizer):
         raise ZeroBlockError(
             "an optimizer is not copied or pickled: build one on the other model and load this one's state_dict()"
         )
+
+
+def _check_fold(fold: int, interval: int, subspace: Subspace | None, restore: str, weight_decay: float) -> None:
+    """Refuse to hold steps where they cannot be held, with the reason."""
+    if not isinstance(subspace, LowRank):
+        raise ZeroBlockError(
+            f"fold is for low-rank steps, whose sum is small; with {subspace or Full()} leave it out, or give LowRank"
+        )
+    if interval % fold:
+        raise ZeroBlockError(f"fold must divide the interval, in which the basis stays the same: {fold}, {interval}")
+    if restore == "subtract":
+        raise ZeroBlockError("restore='subtract' moves the weights, which are not θ between folds: leave fold out")
+    if weight_decay:
+        raise ZeroBlockError("weight_decay writes every weight at every step: leave fold out, or weight_decay")
 
 
 def _told(part: object) -> str:

@@ -152,6 +152,9 @@ class Factored:
 
     ``stale`` reproduces a bug of LOZO's code: on the step that draws V the update
     uses another U than the measurement did.
+
+    With ``held``, B of m×r in fp32, steps move B and not the tensor W, which they would have to
+    write whole: θ is W + B Vᵀ until :meth:`fold_` makes it W again.
     """
 
     shape: tuple[int, int]
@@ -160,6 +163,7 @@ class Factored:
     offset: int
     distribution: Distribution = Distribution.NORMAL
     stale: bool = False
+    held: Tensor | None = dataclasses.field(default=None, compare=False)
 
     @property
     def size(self) -> int:
@@ -178,17 +182,36 @@ class Factored:
         """out ← Σₖ alpha[k]·U_k; out is (m, r) of any dtype, and only written."""
         return ops.fill_(out, key, alpha, offset=self.offset, distribution=self.distribution)
 
+    def coordinates_(self, out: Tensor, key: Key, scale: float, share: float = 1.0) -> Tensor:
+        """out ← share·(B + scale·U), what lies between W and θ + scale·Pz; out is (m, r) of any dtype."""
+        return ops.fill_(
+            out, key, share * scale, offset=self.offset, start=self.held, decay=share, distribution=self.distribution
+        )
+
     def perturbed(self, param: Tensor, key: Key, eps: float, rounding: Rounding) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
         bits = key.to(probe=key.probe + 1)  # apart from the update's, which are those of probe 0
-        z, v = self.draw(key, param.device), self.factor(param.device)
-        return ops.add_outer_(copy, z, v, eps, bits, offset=self.offset, rounding=rounding, flip=eps < 0)
+        z, v = torch.empty((self.shape[0], self.rank), device=param.device), self.factor(param.device)
+        held = self.held is not None
+        self.coordinates_(z, key, eps) if held else self.draw_(z, key, 1.0)
+        alpha = 1.0 if held else eps
+        return ops.add_outer_(copy, z, v, alpha, bits, offset=self.offset, rounding=rounding, flip=eps < 0)
 
     def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float, rounding: Rounding) -> None:
         if decay == 1.0 and not isinstance(alphas, Tensor) and not any(alphas):
             return
+        if self.held is not None:
+            at = self._update_key(key)
+            ops.add_noise_(self.held, at, alphas, offset=self.offset, distribution=self.distribution)
+            return
         z = self.draw_(torch.empty((self.shape[0], self.rank), device=param.device), self._update_key(key), alphas)
         self._lift_(param, z, 1.0, key, decay, rounding)
+
+    def fold_(self, param: Tensor, key: Key, rounding: Rounding) -> None:
+        """W ← W + B Vᵀ, B ← 0; ``key`` addresses the rounding bits."""
+        assert self.held is not None
+        self._lift_(param, self.held, 1.0, key, 1.0, rounding)
+        self.held.zero_()
 
     def _lift_(self, param: Tensor, z: Tensor, alpha: float, key: Key, decay: float, rounding: Rounding) -> None:
         v = self.factor(param.device)
@@ -207,7 +230,8 @@ class Factored:
     def lift_(
         self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float, rounding: Rounding
     ) -> None:
-        self._lift_(param, delta.view(self.shape[0], self.rank), alpha, key, decay, rounding)
+        z = delta.view(self.shape[0], self.rank)
+        self._lift_(param, z, alpha, key, decay, rounding) if self.held is None else self.held.add_(z, alpha=alpha)
 
     def transport(self, state: Tensor, old: Basis) -> Tensor:
         assert isinstance(old, Factored)

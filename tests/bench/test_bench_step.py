@@ -86,7 +86,7 @@ def test_measurement_starts_where_the_warm_up_did(choice: variant.Choice) -> Non
     mover = ready.reference if isinstance(ready, variant.Published) else ready.optimizer
     orders = []
     for _ in range(2):
-        ready.rewind()
+        ready.rewind(3)
         orders.append([])
         for step in range(7):
             ready.step(pool().batch(step, 2))
@@ -173,7 +173,7 @@ def test_bytes_that_must_be_moved() -> None:
     assert copied["mezo_bcd-reference", "reference"] == pytest.approx(8 / 5)
     assert copied["mezo", "sequential"] == 6
     assert copied["mezo", "forked"] == 5
-    assert copied["lozo", "forked"] == 2
+    assert copied["lozo", "forked"] == 2 / 50  # folded once a turn
     assert copied["mezo_bcd_adam", "forked"] == pytest.approx((5 + 4) / 5)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 
 import peft
 import pytest
@@ -111,6 +112,25 @@ def test_other_partitions_probes_and_subspaces(name: str, partition: str, estima
     (forked, _), (sequential, _) = both_ways(model, build, len(build(model).blocks))
     for one, other in zip(forked, sequential, strict=True):
         assert one.losses == pytest.approx(other.losses, abs=3e-6)
+
+
+@pytest.mark.parametrize("estimator", [zb.TwoSided(1e-2, probes=2), zb.OneSided(1e-2)], ids=str)
+@pytest.mark.parametrize("partition", [zb.whole, zb.layers], ids=["whole", "layers"])
+@pytest.mark.parametrize("name", ["llama-tied", "gpt2", "mixtral", "opt"])
+def test_steps_that_are_held_are_seen(name: str, partition, estimator) -> None:
+    """Within a fold the weights lag behind: both ways measure where the steps have come to."""
+    model = decoder(name)
+    build = functools.partial(
+        zb.ZeroOrder, lr=1e-3, partition=partition, subspace=zb.LowRank(2), interval=4, estimator=estimator
+    )
+    (forked, end), (sequential, other) = both_ways(model, functools.partial(build, fold=4), 10)
+    (plain, _), _ = both_ways(model, build, 10)
+    for one, two, three in zip(forked, sequential, plain, strict=True):
+        assert one.losses == pytest.approx(two.losses, abs=1e-4)
+        assert one.losses == pytest.approx(three.losses, abs=1e-4)
+    assert max(abs(a.losses[0] - b.losses[0]) for a, b in itertools.pairwise(forked)) > 1e-3
+    for name in end:
+        torch.testing.assert_close(end[name], other[name], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", sorted(zb.METHODS))

@@ -94,8 +94,8 @@ def fused_replay(dtype: torch.dtype) -> None:
     steps = kernel.Steps(step, step // 2 * 2, np.ones((5, 2)), np.ones(5))
     how = (steps, 3, Distribution.NORMAL, Rounding.STOCHASTIC)
     for mask in masks(dtype):
-        kernel.advance_([kernel.Piece(x, OFFSET, mask)], *how)
-    kernel.advance_outer_(kernel.Matrix(x, OFFSET, 101, 3), *how)
+        kernel.Pieces([kernel.Piece(x, OFFSET, mask)]).advance_(*how)
+    kernel.Matrix(x, OFFSET, 101, 3, fold=5).advance_(*how)
 
 
 def attend(dtype: torch.dtype) -> None:

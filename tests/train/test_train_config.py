@@ -13,6 +13,7 @@ import pytest
 from zeroblock.errors import ZeroBlockError
 from zeroblock.method import METHODS
 from zeroblock.train import Config
+from zeroblock.train.learner import fold as held_for
 from zeroblock.train.learner import optimizer as build
 from zeroblock.train.learner import options
 from zeroblock.train.rate import rate
@@ -23,6 +24,7 @@ OTHER = {
     "device": "cuda:1", "task": "./own.toml", "data": "some/folder", "data_seed": 7, "train": 10, "dev": 11,
     "test": 12, "train_tokens": 30, "max_length": 99, "method": "lozo", "calibrate": True, "lr": 1e-300,
     "eps": 3, "steps": 17, "batch_size": 3, "accumulate": 2, "seed": 2**64 - 1, "weight_decay": 0.1, "interval": 4,
+    "fold": 1,
     "freeze": "a*", "rank": 3, "probes": 2, "clip": 4, "as_published": True, "rounding": "nearest",
     "schedule": "cosine", "warmup": 5, "objective": "accuracy", "eval_every": 6, "eval_start": False, "eval_limit": 9,
     "engine": "sequential", "graphs": "off", "max_tokens": 512, "max_minutes": 1.5, "snapshot_every": 8, "fsync": 0,
@@ -76,6 +78,11 @@ def test_round_trip_of_every_setting(tmp_path: Path) -> None:
         ({"shots": 4}, "shots are for the method icl"),
         ({"warmup": 20_000}, "leaves nothing of 20000 steps"),
         ({"keep": 1.5, "method": "sparse_mezo"}, "must be in"),
+        ({"fold": 50}, "fold is for low-rank steps"),
+        ({"fold": 2, "method": "ft"}, "ft takes no fold"),
+        ({"fold": 20, "method": "lozo"}, "fold must divide the interval"),
+        ({"fold": 50, "method": "lozo", "weight_decay": 0.1}, "leave fold out, or weight_decay"),
+        ({"fold": 50, "method": "lozo", "eval_every": 75}, "--eval-every a multiple of it, or --fold a divisor"),
     ],
     ids=str,
 )
@@ -119,6 +126,28 @@ def test_every_option_reaches_the_optimizer(method: str) -> None:
     for name, value in (("order", "FlipFlop"), ("partition", "linears"), ("rank", "LowRank(rank=3"), ("keep", "0.25")):
         if name in given:
             assert value in told
+
+
+@pytest.mark.parametrize(
+    ("change", "fold"),
+    [
+        ({}, 50),
+        ({"eval_every": 75}, 25),
+        ({"eval_every": 75, "interval": 1}, 1),
+        ({"eval_every": 30, "steps": 77}, 10),  # the last evaluation needs no fold
+        ({"interval": 40, "fold": 20, "eval_every": 100}, 20),
+        ({"as_published": True}, None),
+        ({"weight_decay": 0.1}, None),
+        ({"method": "mezo_bcd"}, None),
+        ({"method": "lozo_m", "eval_every": 7}, 1),
+        ({"method": "ft"}, None),
+    ],
+    ids=str,
+)
+def test_low_rank_steps_are_held_as_long_as_they_can_be(change: dict[str, object], fold: int | None) -> None:
+    config = Config.of({**BASE, "method": "lozo", **change})
+    assert held_for(config) == fold
+    assert held_for(config.replace(fold=fold)) == fold
 
 
 def test_the_default_rounding_does_not_undo_as_published() -> None:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+import zeroblock as zb
 from toy import same
 from toy import snapshot as copy_of
 from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
@@ -31,8 +32,8 @@ from zeroblock.train.view import Progress, Quiet
 OPTIONS: dict[str, dict[str, Any]] = {
     "mezo_bcd_adam": {"interval": 3},
     "mezo_bcd_adaptive": {"probes": 2},
-    "lozo": {"interval": 3},
-    "lozo_m": {"interval": 3},
+    "lozo": {"interval": 4},  # held for four steps, and for two at the end
+    "lozo_m": {"interval": 6},
     "zo_momentum": {"partition": "layers", "order": "flip-flop"},
 }
 
@@ -165,8 +166,11 @@ def test_resumed_equals_uninterrupted(
     assert [p.name for p in (tmp_path / "parts").glob("*.part")] == []
 
 
-def test_a_snapshot_shortens_the_replay(llama: Path, data: Path, tmp_path: Path, models: list[Any]) -> None:
-    config = settings(llama, data, method="mezo_bcd_adam", snapshot_every=3)
+@pytest.mark.parametrize("method", ["mezo_bcd_adam", "lozo"])
+def test_a_snapshot_shortens_the_replay(
+    method: str, llama: Path, data: Path, tmp_path: Path, models: list[Any]
+) -> None:
+    config = settings(llama, data, method=method, snapshot_every=3)
     whole = run(config, tmp_path / "whole")
     told: list[str] = []
 
@@ -189,6 +193,24 @@ def test_a_snapshot_shortens_the_replay(llama: Path, data: Path, tmp_path: Path,
     assert "replaying 2 of 2 steps" in told
     assert any("cut" in text for text in told)
     assert kept(whole.folder) == kept(tmp_path / "torn")
+
+
+def test_low_rank_steps_are_held_from_one_evaluation_to_the_next(
+    llama: Path, data: Path, tmp_path: Path, models: list[Any]
+) -> None:
+    """And the last evaluation is one of the weights that the journal gives."""
+    config = settings(llama, data, method="lozo", dtype="bf16", lr=1e-2)
+    result = run(config, tmp_path / "held")
+    assert Config.load(tmp_path / "held" / "config.toml").fold == 4
+    assert read(tmp_path / "held").header.parts["fold"] == "4"
+    model = load(config.model, "bf16", "cpu")
+    zb.load(model, tmp_path / "held")
+    assert same(copy_of(model), copy_of(models[0]))
+    plain = run(config.replace(fold=1), tmp_path / "plain")
+    assert "fold" not in read(tmp_path / "plain").header.parts
+    for one, other in zip(lines(result.folder), lines(plain.folder), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=0.05)
+    assert lines(result.folder)[-1] != lines(result.folder)[0]
 
 
 @pytest.mark.parametrize("how", ["empty", "cut", "flipped", "another run's", "half removed"])

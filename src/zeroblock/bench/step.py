@@ -175,7 +175,7 @@ def _sample(
     gauge = Gauge(device, baseline)
     for batch in batches[:warmup]:
         ready.step(batch)
-    ready.rewind()
+    ready.rewind(steps)
     gauge.read(0)
     times = _times(ready, batches[:steps], device)
     gauge.read(ready.held)

@@ -73,8 +73,12 @@ class Variant(Protocol):
         """One whole step, from the examples' token ids."""
         ...
 
-    def rewind(self) -> None:
-        """Wait for what is still under way; the next step is the first again, on the same block."""
+    def rewind(self, steps: int) -> None:
+        """Wait for what is still under way; the next steps are the first again, on the same blocks.
+
+        Args:
+            steps: how many follow; they end with a fold, so that none is left out.
+        """
         ...
 
     def gemm_ms(self, ceiling: Ceiling, load: Load) -> float | None:
@@ -97,7 +101,7 @@ class Published:
     def step(self, batch: Batch) -> None:
         self.reference.step(batch)
 
-    def rewind(self) -> None:
+    def rewind(self, steps: int) -> None:
         self.reference.steps = 0
 
     def gemm_ms(self, ceiling: Ceiling, load: Load) -> float | None:
@@ -128,9 +132,9 @@ class Ours:
         objective = self.engine.objective(batch.encoded, batch.labels, batch.over)
         self.optimizer.step(objective if self.forked else lambda: objective())
 
-    def rewind(self) -> None:
+    def rewind(self, steps: int) -> None:
         self.optimizer.flush()
-        self.optimizer.load_state_dict(self._start)
+        self.optimizer.load_state_dict({**self._start, "steps": -steps % self.optimizer.fold})
 
     def gemm_ms(self, ceiling: Ceiling, load: Load) -> float | None:
         if not self.forked:
@@ -144,7 +148,7 @@ class Ours:
         """
         params = self.optimizer.params.values()
         perturb = 0 if self.forked and self._low_rank else 3 if self.forked else 4
-        weights = (perturb + 2) * sum(p.nbytes for p in params)
+        weights = (perturb + 2 / self.optimizer.fold) * sum(p.nbytes for p in params)
         state = 0 if self._low_rank else 2 * 4 * len(self.optimizer.rule.state) * sum(p.numel() for p in params)
         return (weights + state) / len(self.optimizer.blocks)
 
@@ -181,4 +185,6 @@ def build(
     optimizer = get(choice.method)(model, lr=LR, seed=seed)
     if interval is not None and len(optimizer.blocks) > 1 and optimizer.interval > 1:
         optimizer = get(choice.method)(model, lr=LR, seed=seed, interval=interval)
+    if isinstance(optimizer.subspace, LowRank):  # as a run does
+        optimizer = get(choice.method)(model, lr=LR, seed=seed, fold=optimizer.interval)
     return Ours(optimizer, engine, choice.engine == "forked")

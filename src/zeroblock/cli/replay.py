@@ -78,6 +78,7 @@ def write_weights(
     optimizer = header.rebuild(module, force=force)
     with _bar(len(contents.records)) as progress:
         take(optimizer, contents.records, progress)
+    optimizer.settle()
     _save(module, models.tokenizer(name, trust_remote_code=trust_remote_code), out)
     typer.echo(f"{out}: {name} after {len(contents.records):,} steps")
 

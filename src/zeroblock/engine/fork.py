@@ -252,12 +252,12 @@ class _Fork:
         return linear
 
     def _factors(self, matrix: Tensor, basis: Factored) -> tuple[Tensor, Tensor]:
-        """√ε·V of (n, r), and ±√ε·U for each point, (R, m, r), in the matrix's dtype."""
+        """√ε·V of (n, r), and (B ± ε·U)/√ε for each point, (R, m, r), in the matrix's dtype."""
         size = max(abs(point.scale) for point in self.points)
         root = math.sqrt(size)  # shared by both factors: neither product leaves the range of 16 bits
         us = torch.empty((len(self.points), basis.shape[0], basis.rank), dtype=matrix.dtype, device=matrix.device)
         for u, point in zip(us, self.points, strict=True):
-            basis.draw_(u, point.direction.key, point.scale / root)
+            basis.coordinates_(u, point.direction.key, point.scale, 1 / root)
         return basis.factor(matrix.device, root, matrix.dtype), us
 
     def _copies(self, members: Sequence[Member]) -> Iterator[list[Tensor]]:
@@ -277,9 +277,7 @@ class _Fork:
 
     def _at(self, member: Member, r: int) -> Tensor:
         direction, scale = self.points[r]
-        if not scale:
-            return member.param.data
-        return member.basis.perturbed(member.param.data, direction.key, scale, direction.rounding)
+        return member.at(member.param.data, direction.key, scale, direction.rounding)
 
     def _rows(self, x: Tensor) -> Tensor:
         """x with a row for each point."""

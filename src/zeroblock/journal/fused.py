@@ -21,14 +21,14 @@ from .record import Progress, Record, another_run
 
 if TYPE_CHECKING:
     from ..optimizer import ZeroOrder
-    from .kernel import Matrix, Piece, Steps
+    from .kernel import Matrix, Piece, Pieces, Steps
 
 WORK = 10**11
 """Weights times steps of a launch: a fifth of a second on an H200."""
 ROOM = 1 << 24
 """Coordinates of a matrix that are drawn before a launch, in fp32: 64 MiB."""
 MOST = 1 << 15
-"""Steps of a launch: fewer than CUDA allows of rows of programs."""
+"""Folds of a launch: fewer than CUDA allows of rows of programs."""
 
 
 def serves(optimizer: ZeroOrder) -> bool:
@@ -47,32 +47,23 @@ def advance(optimizer: ZeroOrder, records: list[Record], report: Progress) -> No
 
     Args:
         optimizer: standing at the first of them.
-        records: consecutive.
+        records: consecutive, whole folds.
         report: called with the number of steps done.
     """
-    from .kernel import Matrix, advance_, advance_outer_
-
     visits, after = _plan(optimizer, records)
     sizes = {b: sum(optimizer.params[n].numel() for n in optimizer.blocks[b].params) for b in visits}
     total = sum(size * len(visits[b]) for b, size in sizes.items())
     done = 0
     for block, visited in visits.items():
         for group, steps in _groups(optimizer, block, visited):
-            flats = [group.flat] if isinstance(group, Matrix) else [piece.flat for piece in group]
-            numel = sum(flat.numel() for flat in flats)
-            rows = max(1, min(WORK // numel, MOST))
-            if isinstance(group, Matrix):
-                rows = max(1, min(rows, ROOM // (max(group.height, group.width) * group.rank)))
+            rows = group.fold * max(1, min(WORK // group.numel, ROOM // group.coordinates, MOST))
             for a in range(0, len(steps), rows):
                 part = steps[a : a + rows]
-                moved = part[(part.decay != 1.0) | (part.alphas != 0.0).any(axis=1)]  # others change not even a zero
-                with torch.cuda.device_of(flats[0]):
-                    if len(moved):
-                        how = (moved, optimizer.seed, optimizer.distribution, optimizer.rounding)
-                        advance_outer_(group, *how) if isinstance(group, Matrix) else advance_(group, *how)
-                    if flats[0].is_cuda:
+                with torch.cuda.device_of(group.flat):
+                    group.advance_(part, optimizer.seed, optimizer.distribution, optimizer.rounding)
+                    if group.flat.is_cuda:
                         torch.cuda.synchronize()  # so that what is reported is done
-                done += numel * len(part)
+                done += group.numel * len(part)
                 report(len(records) * done / total)
     optimizer.load_state_dict(after)
     optimizer.record = records[-1]
@@ -94,9 +85,9 @@ def _plan(optimizer: ZeroOrder, records: list[Record]) -> tuple[dict[int, list[R
     return visits, {**state, "steps": records[-1].step + 1, "block": block, "scores": scores, "run_of_bad": 0}
 
 
-def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator[tuple[list[Piece] | Matrix, Steps]]:
+def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator[tuple[Pieces | Matrix, Steps]]:
     """The tensors of a block that one launch can serve, with their steps."""
-    from .kernel import Matrix, Piece, Steps
+    from .kernel import Matrix, Piece, Pieces, Steps
 
     step = np.array([record.step for record in records])
     lr = np.array([record.lr for record in records])
@@ -115,9 +106,9 @@ def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator
         decayed = bool(weight_decay) and optimizer.decays(name, param)
         flat, offset = param.detach().view(-1), optimizer.offsets[name]
         if isinstance(basis, Factored):
-            yield Matrix(flat, offset, basis.shape[1], basis.rank), steps(decayed)
+            yield Matrix(flat, offset, basis.shape[1], basis.rank, optimizer.fold), steps(decayed)
             continue
         assert isinstance(basis, Elementwise)
         groups[decayed, param.dtype, param.device, type(basis.mask)].append(Piece(flat, offset, basis.mask))
     for (decayed, *_), pieces in groups.items():
-        yield pieces, steps(decayed)
+        yield Pieces(pieces), steps(decayed)

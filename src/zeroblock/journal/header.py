@@ -247,6 +247,7 @@ class Header:
             interval=self.method["interval"],
             seed=self.seed,
             weight_decay=self.weight_decay,
+            fold=self.method.get("fold", 1),
             clip=self.method.get("clip"),
             decays=is_matrix if self.decays == MATRICES else lambda name, param: name in decayed,
             distribution=Distribution[self.method["distribution"].upper()],
@@ -270,6 +271,7 @@ def _method(optimizer: ZeroOrder) -> dict[str, Any]:
         "distribution": optimizer.distribution.name.lower(),
         "rounding": optimizer.rounding.name.lower(),
         "restore": optimizer.restore,
+        **({} if optimizer.fold == 1 else {"fold": optimizer.fold}),
         **({} if optimizer.clip is None else {"clip": optimizer.clip}),
     }
 
@@ -284,9 +286,10 @@ def _decays(optimizer: ZeroOrder) -> str | tuple[str, ...]:
 
 def _is_method(found: dict[str, Any]) -> bool:
     return (
-        set(found) - {"clip"} == {"partition", *PARTS, "interval", "distribution", "rounding", "restore"}
+        set(found) - {"clip", "fold"} == {"partition", *PARTS, "interval", "distribution", "rounding", "restore"}
         and spec.fits(found.get("clip", 1.0), float)
         and spec.fits(found["interval"], int)
+        and spec.fits(found.get("fold", 1), int)
         and all(found[part] is None or isinstance(found[part], dict) for part in PARTS)
         and found["distribution"] in [d.name.lower() for d in Distribution]
         and found["rounding"] in [r.name.lower() for r in Rounding]

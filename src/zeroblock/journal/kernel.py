@@ -52,28 +52,6 @@ class Piece:
 
 
 @dataclasses.dataclass(frozen=True)
-class Matrix:
-    """A contiguous matrix that moves by z Vᵀ, and its place.
-
-    Args:
-        flat: its weights, m·n of them.
-        offset: global offset of the first.
-        width: n.
-        rank: columns of z and V.
-    """
-
-    flat: Tensor
-    offset: int
-    width: int
-    rank: int
-
-    @property
-    def height(self) -> int:
-        """m."""
-        return self.flat.numel() // self.width
-
-
-@dataclasses.dataclass(frozen=True)
 class Steps:
     """What T steps do to a tensor: x ← round(decay[t]·x + P Σₖ alphas[t, k]·u_k).
 
@@ -94,6 +72,11 @@ class Steps:
 
     def __getitem__(self, rows: slice | np.ndarray) -> Steps:
         return Steps(self.step[rows], self.turn[rows], self.alphas[rows], self.decay[rows])
+
+    @property
+    def moving(self) -> Steps:
+        """Without those that change not even a zero."""
+        return self[(self.decay != 1.0) | (self.alphas != 0.0).any(axis=1)]
 
 
 @triton.jit
@@ -195,27 +178,28 @@ def _advance(
     _store(x_ptr + i, x0, x1, x2, x3, in0, in1, in2, in3, DTYPE)
 
 
-@triton.jit(do_not_specialize=["n", "base", "lead", "shift", "k0", "k1", "c3"])
+@triton.jit(do_not_specialize=["fold", "n", "base", "lead", "shift", "k0", "k1", "c3"])
 def _fill(
-    out_ptr, step_ptr, alpha_ptr, n, base, lead, shift, k0, k1, c3,
+    out_ptr, step_ptr, alpha_ptr, fold, n, base, lead, shift, k0, k1, c3,
     PROBES: tl.constexpr, RADEMACHER: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """out[t] ← Σₖ alpha[t, k]·u_k of step t, n of them: a row of programs a step."""
-    t = tl.program_id(1)
+    """out[f] ← Σₜ Σₖ alpha[t, k]·u_k of step t, over the steps t of fold f, n of them: a row of programs a fold."""
+    f = tl.program_id(1)
     start = tl.program_id(0).to(tl.int64) * LANES
     low = (base + start).to(tl.uint32) + tl.arange(0, LANES).to(tl.uint32)
     high = ((base + start) >> 32).to(tl.uint32)
     k0, k1, c3 = k0.to(tl.uint32), k1.to(tl.uint32), c3.to(tl.uint32)
-    c2 = tl.load(step_ptr + t).to(tl.uint32)
     zero = tl.zeros([LANES], tl.float32)
     a0, a1, a2, a3 = zero, zero, zero, zero
-    for k in range(PROBES):
-        alpha = tl.load(alpha_ptr + t * PROBES + k).to(tl.float32)
-        u0, u1, u2, u3, _, _, _, _ = _draw(low, high, k0, k1, c2, (c3 + 16 * k).to(tl.uint32), RADEMACHER)
-        a0, a1 = _accumulate(a0, u0, alpha), _accumulate(a1, u1, alpha)
-        a2, a3 = _accumulate(a2, u2, alpha), _accumulate(a3, u3, alpha)
+    for t in range(f * fold, (f + 1) * fold):
+        c2 = tl.load(step_ptr + t).to(tl.uint32)
+        for k in range(PROBES):
+            alpha = tl.load(alpha_ptr + t * PROBES + k).to(tl.float32)
+            u0, u1, u2, u3, _, _, _, _ = _draw(low, high, k0, k1, c2, (c3 + 16 * k).to(tl.uint32), RADEMACHER)
+            a0, a1 = _accumulate(a0, u0, alpha), _accumulate(a1, u1, alpha)
+            a2, a3 = _accumulate(a2, u2, alpha), _accumulate(a3, u3, alpha)
     i, in0, in1, in2, in3 = _place(start, lead, shift, n, LANES)
-    _store(out_ptr + t.to(tl.int64) * n + i, a0, a1, a2, a3, in0, in1, in2, in3, tl.float32)
+    _store(out_ptr + f.to(tl.int64) * n + i, a0, a1, a2, a3, in0, in1, in2, in3, tl.float32)
 
 
 @triton.jit
@@ -265,57 +249,108 @@ def _tiles(offset: int, numel: int) -> tuple[int, tuple[int, int, int]]:
     return -(-(lead * 4 + shift + numel) // (LANES * 4)), (counter - lead, lead, shift)
 
 
-def advance_outer_(matrix: Matrix, steps: Steps, seed: int, distribution: Distribution, rounding: Rounding) -> None:
-    """Take the steps on a matrix; z of every step and V of every turn are drawn beforehand."""
-    flat, rank = matrix.flat, matrix.rank
-    key, rademacher = Key(seed, 0), distribution == Distribution.RADEMACHER
-    turns, turn = np.unique(steps.turn, return_inverse=True)
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """A contiguous matrix that moves by z Vᵀ, and its place.
 
-    def there(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(flat.device)
+    Args:
+        flat: its weights, m·n of them.
+        offset: global offset of the first.
+        width: n.
+        rank: columns of z and V.
+        fold: steps whose z are added up before they move the weights.
+    """
 
-    def draw(key: Key, at: np.ndarray, alphas: np.ndarray, rows: int) -> Tensor:
-        out = torch.empty((len(at), rows * rank), dtype=torch.float32, device=flat.device)
-        tiles, place = _tiles(matrix.offset, rows * rank)
-        _fill[(tiles, len(at))](
-            out, there(at), there(alphas), rows * rank, *place, *key.words[:2], key.words[3],
-            PROBES=alphas.shape[1], RADEMACHER=rademacher, LANES=LANES, num_warps=WARPS, enable_fp_fusion=False,
+    flat: Tensor
+    offset: int
+    width: int
+    rank: int
+    fold: int = 1
+
+    @property
+    def numel(self) -> int:
+        """m·n."""
+        return self.flat.numel()
+
+    @property
+    def coordinates(self) -> int:
+        """Numbers drawn before a launch, for each of its folds."""
+        return max(self.numel // self.width, self.width) * self.rank
+
+    def advance_(self, steps: Steps, seed: int, distribution: Distribution, rounding: Rounding) -> None:
+        """Take the steps, whole folds of them; z of every fold and V of every turn are drawn beforehand."""
+        steps = steps.moving if self.fold == 1 else steps
+        if not len(steps):
+            return
+        flat, rank = self.flat, self.rank
+        key, rademacher = Key(seed, 0), distribution == Distribution.RADEMACHER
+        last = steps[self.fold - 1 :: self.fold]
+        turns, turn = np.unique(last.turn, return_inverse=True)
+
+        def draw(key: Key, at: np.ndarray, alphas: np.ndarray, fold: int, rows: int) -> Tensor:
+            out = torch.empty((len(at) // fold, rows * rank), dtype=torch.float32, device=flat.device)
+            tiles, place = _tiles(self.offset, rows * rank)
+            _fill[(tiles, len(out))](
+                out, _there(at, flat), _there(alphas, flat), fold, rows * rank, *place, *key.words[:2], key.words[3],
+                PROBES=alphas.shape[1], RADEMACHER=rademacher, LANES=LANES, num_warps=WARPS, enable_fp_fusion=False,
+            )  # fmt: skip
+            return out
+
+        height = self.numel // self.width
+        z = draw(key, steps.step, steps.alphas, self.fold, height)
+        v = draw(key.to(stream=BASIS), turns, np.ones((len(turns), 1)), 1, self.width)
+        tiles, place = _tiles(self.offset, self.numel)
+        _advance_outer[(tiles,)](
+            flat, z, v, _there(last.step, flat), _there(turn, flat), _there(last.decay, flat), len(last), self.numel,
+            *place, self.width, height, *key.words[:2], key.to(stream=ROUNDING).words[3],
+            RANK=rank, STOCHASTIC=rounding == Rounding.STOCHASTIC and flat.dtype.itemsize == 2,
+            LANES=LANES, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
-        return out
-
-    z = draw(key, steps.step, steps.alphas, matrix.height)
-    v = draw(key.to(stream=BASIS), turns, np.ones((len(turns), 1)), matrix.width)
-    tiles, place = _tiles(matrix.offset, flat.numel())
-    _advance_outer[(tiles,)](
-        flat, z, v, there(steps.step), there(turn), there(steps.decay), len(steps), flat.numel(), *place,
-        matrix.width, matrix.height, *key.words[:2], key.to(stream=ROUNDING).words[3],
-        RANK=rank, STOCHASTIC=rounding == Rounding.STOCHASTIC and flat.dtype.itemsize == 2,
-        LANES=LANES, num_warps=WARPS, enable_fp_fusion=False,
-    )  # fmt: skip
 
 
-def advance_(pieces: Sequence[Piece], steps: Steps, seed: int, distribution: Distribution, rounding: Rounding) -> None:
-    """Take the steps on every piece, in one launch; pieces share device, dtype and kind of mask."""
-    flat, mask = pieces[0].flat, pieces[0].mask
-    key = Key(seed, 0)
-    mask_key, limit = (mask.key, mask.limit) if isinstance(mask, Bernoulli) else (key, 0)
-    table = np.empty((len(pieces), COLUMNS.value), np.int64)
-    tiles = np.empty(len(pieces), np.int64)
-    for i, piece in enumerate(pieces):
-        tiles[i], place = _tiles(piece.offset, piece.flat.numel())
-        table[i] = piece.flat.data_ptr(), piece.flat.numel(), *place
-    tensor = np.repeat(np.arange(len(pieces)), tiles)
-    tile = np.arange(len(tensor)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
-    thresholds = [p.mask.threshold if isinstance(p.mask, Magnitude) else 0.0 for p in pieces]
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """Tensors that one launch serves: they share device, dtype and kind of mask."""
 
-    def there(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(flat.device)
+    pieces: Sequence[Piece]
+    fold = coordinates = 1
 
-    _advance[(len(tensor),)](
-        there(tensor), there(tile), there(table), there(np.array(thresholds)), there(steps.step), there(steps.turn),
-        there(steps.alphas), there(steps.decay), len(steps), *key.words[:2], key.words[3], mask_key.words[3], limit,
-        DTYPE=TYPES[flat.dtype], PROBES=steps.alphas.shape[1], MASK=MASKS[type(mask)],
-        RADEMACHER=distribution == Distribution.RADEMACHER,
-        STOCHASTIC=rounding == Rounding.STOCHASTIC and flat.dtype.itemsize == 2,
-        LANES=LANES, num_warps=WARPS, enable_fp_fusion=False,
-    )  # fmt: skip
+    @property
+    def flat(self) -> Tensor:
+        """The first of them."""
+        return self.pieces[0].flat
+
+    @property
+    def numel(self) -> int:
+        """Weights of all."""
+        return sum(piece.flat.numel() for piece in self.pieces)
+
+    def advance_(self, steps: Steps, seed: int, distribution: Distribution, rounding: Rounding) -> None:
+        """Take the steps on every piece."""
+        steps = steps.moving
+        if not len(steps):
+            return
+        pieces, flat, mask = self.pieces, self.flat, self.pieces[0].mask
+        key = Key(seed, 0)
+        mask_key, limit = (mask.key, mask.limit) if isinstance(mask, Bernoulli) else (key, 0)
+        table = np.empty((len(pieces), COLUMNS.value), np.int64)
+        tiles = np.empty(len(pieces), np.int64)
+        for i, piece in enumerate(pieces):
+            tiles[i], place = _tiles(piece.offset, piece.flat.numel())
+            table[i] = piece.flat.data_ptr(), piece.flat.numel(), *place
+        tensor = np.repeat(np.arange(len(pieces)), tiles)
+        tile = np.arange(len(tensor)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+        thresholds = np.array([p.mask.threshold if isinstance(p.mask, Magnitude) else 0.0 for p in pieces])
+        tables = (tensor, tile, table, thresholds, steps.step, steps.turn, steps.alphas, steps.decay)
+        _advance[(len(tensor),)](
+            *(_there(values, flat) for values in tables),
+            len(steps), *key.words[:2], key.words[3], mask_key.words[3], limit,
+            DTYPE=TYPES[flat.dtype], PROBES=steps.alphas.shape[1], MASK=MASKS[type(mask)],
+            RADEMACHER=distribution == Distribution.RADEMACHER,
+            STOCHASTIC=rounding == Rounding.STOCHASTIC and flat.dtype.itemsize == 2,
+            LANES=LANES, num_warps=WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def _there(values: np.ndarray, like: Tensor) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device)

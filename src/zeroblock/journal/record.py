@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import ZeroBlockError
@@ -49,6 +49,8 @@ class Record:
 def replay(optimizer: ZeroOrder, records: Iterable[Record], progress: Progress | None = None) -> None:
     """Take recorded steps without measuring: the weights come out bit-identical.
 
+    Between two folds they are the run's weights of that step, which ``optimizer.settle()`` brings to θ.
+
     Where every weight moves by itself (SGD, on a GPU) its steps are taken together, in
     registers; otherwise step after step.  A replay that is interrupted leaves
     weights of no step at all.
@@ -72,8 +74,8 @@ def replay(optimizer: ZeroOrder, records: Iterable[Record], progress: Progress |
             )
     ready = fused.serves(optimizer)
     done = 0
-    for together, group in itertools.groupby(records, key=lambda record: ready and record.finite):
-        stretch = list(group)
+    for together, group in itertools.groupby(_folds(records, optimizer.fold), key=lambda fold: ready and fold[0]):
+        stretch = [record for _, fold in group for record in fold]
 
         def report(steps: float, done: int = done) -> None:
             if progress is not None:
@@ -81,6 +83,13 @@ def replay(optimizer: ZeroOrder, records: Iterable[Record], progress: Progress |
 
         (fused.advance if together else _walk)(optimizer, stretch, report)
         done += len(stretch)
+
+
+def _folds(records: list[Record], size: int) -> Iterator[tuple[bool, list[Record]]]:
+    """The records of each fold, and whether they are all of it and moved the weights."""
+    for _, group in itertools.groupby(records, key=lambda record: record.step // size):
+        fold = list(group)
+        yield len(fold) == size and all(record.finite for record in fold), fold
 
 
 def _walk(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None:

@@ -66,11 +66,12 @@ def load(model: nn.Module, path: str | Path, *, force: bool = False, progress: P
     kept: dict[str, Tensor] = {}
     try:
         optimizer = contents.header.rebuild(model, force=force)
-        walks = optimizer.restore == "subtract"  # which moves a block that it only measures, too
+        walks = optimizer.restore == "subtract" or optimizer.fold > 1  # which write where no step was taken, too
         touched = {record.block for record in contents.records if record.finite or walks}
         names = [name for block in sorted(touched) for name in optimizer.blocks[block].params]
         kept = {name: optimizer.params[name].detach().cpu().clone() for name in names}
         replay(optimizer, contents.records, progress)
+        optimizer.settle()
     except BaseException:
         _put(model, kept)
         raise

@@ -91,19 +91,35 @@ def fill_(
     alpha: Alpha = 1.0,
     *,
     offset: int = 0,
+    start: Tensor | None = None,
+    decay: float = 1.0,
     distribution: Distribution = Distribution.NORMAL,
 ) -> Tensor:
-    """out[i] ← Σₖ alpha[k]·u_k[offset + i], row-major, in fp32 and then rounded to nearest.
+    """out[i] ← decay·start[i] + Σₖ alpha[k]·u_k[offset + i], row-major, in fp32 and then rounded to nearest.
 
     Args:
         out: contiguous, of any shape and dtype of weights; only written.
+        start: contiguous, of out's shape, in fp32; zero by default.
+        decay: factor on it.
         key, alpha, offset, distribution: as in ``add_noise_``.
 
     Returns:
         ``out``.
     """
-    if out.numel():
-        backend(out.device).fill_(out.view(-1), key, _alphas(alpha), offset=offset, distribution=distribution)
+    module, flat, alphas = backend(out.device), out.view(-1), _alphas(alpha)
+    if not out.numel():
+        return out
+    if start is None:
+        module.fill_(flat, key, alphas, offset=offset, distribution=distribution)
+        return out
+    mixed = module.__name__.endswith("triton")  # the kernel reads one dtype and writes another
+    wide = flat if mixed or out.dtype == start.dtype else torch.empty_like(start).view(-1)
+    module.add_noise_(
+        wide, start.view(-1), key, alphas, offset=offset, decay=decay, mask=None, distribution=distribution,
+        rounding=Rounding.NEAREST,
+    )  # fmt: skip
+    if wide is not flat:
+        flat.copy_(wide)
     return out
 
 

@@ -64,6 +64,7 @@ class Config:
     partition: str | None = _option(None, "whole, layers, layers:K or linears.")
     order: str | None = _option(None, "Of the blocks: random, flip-flop, ascending, descending, uniform, adaptive.")
     interval: int | None = _option(None, "Steps for which a block and its basis are held.", 1)
+    fold: int | None = _option(None, "Steps of lozo held before they reach the weights; else as many as can be.", 1)
     rank: int | None = _option(None, "Of the directions, for lozo and lozo_m.", 1)
     keep: float | None = _option(None, "Share of the weights that sparse_mezo moves.")
     probes: int = _option(1, "Directions a step.", 1)

@@ -16,6 +16,7 @@ from ..method import METHODS, specimen
 from ..noise import Rounding
 from ..optimizer import Closure, ZeroOrder
 from ..schedule import by_name as schedule_by_name
+from ..subspace import LowRank
 from .config import BACKPROPAGATION, Config
 
 Listener = Callable[[Record], None]
@@ -37,6 +38,10 @@ class Learner(Protocol):
 
     def flush(self) -> None:
         """Wait until the listener has heard of every step taken."""
+        ...
+
+    def settle(self) -> None:
+        """After the last step: leave nothing of it outside the weights."""
         ...
 
 
@@ -63,6 +68,9 @@ class ZerothOrder:
 
     def flush(self) -> None:
         self.optimizer.flush()
+
+    def settle(self) -> None:
+        self.optimizer.settle()
 
 
 class Backpropagation:
@@ -97,12 +105,14 @@ class Backpropagation:
     def flush(self) -> None:
         pass
 
+    def settle(self) -> None:
+        pass
+
 
 def options(config: Config) -> dict[str, Any]:
     """What a configuration says to the factory of its method; what it leaves open is left to the method."""
-    given: dict[str, Any] = {
-        name: value for name in ("interval", "rank", "keep", "clip") if (value := getattr(config, name)) is not None
-    }
+    names = ("interval", "fold", "rank", "keep", "clip")
+    given: dict[str, Any] = {name: value for name in names if (value := getattr(config, name)) is not None}
     if config.partition is not None:
         given["partition"] = partition_by_name(config.partition)
     if config.order is not None:
@@ -131,15 +141,32 @@ def check(config: Config) -> None:
         if given:
             raise ZeroBlockError(f"{config.method} takes no {words.get(next(iter(given)), next(iter(given)))}")
         return
-    for name, value in given.items():
+    for name in given:
         try:
-            METHODS[config.method](specimen(), **{name: value})
+            METHODS[config.method](specimen(), **{n: given[n] for n in {name, "interval"} & set(given)})
         except TypeError as error:
             raise ZeroBlockError(f"{config.method} takes no {words.get(name, name)}") from error
-    if config.order is not None and len(optimizer(config, specimen()).blocks) == 1:
+    built = optimizer(config, specimen())
+    for step in config.evaluations[:-1]:
+        if step % built.fold:
+            raise ZeroBlockError(
+                f"fold {built.fold} leaves the weights behind at step {step}, where they are to be evaluated: give "
+                "--eval-every a multiple of it, or --fold a divisor of --eval-every"
+            )
+    if config.order is not None and len(built.blocks) == 1:
         raise ZeroBlockError(
             f"{config.method} has one block, and so no order: use a method of blocks, such as mezo_bcd"
         )
+
+
+def fold(config: Config) -> int | None:
+    """The steps that a run holds where it does not say: as many as leave the weights whole at every evaluation."""
+    if config.fold is not None or config.method not in METHODS or config.as_published or config.weight_decay:
+        return config.fold
+    built = optimizer(config, specimen())
+    if not isinstance(built.subspace, LowRank):
+        return None
+    return math.gcd(built.interval, *config.evaluations[:-1])
 
 
 def learner(config: Config, model: nn.Module, listener: Listener) -> Learner:

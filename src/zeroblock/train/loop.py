@@ -274,6 +274,8 @@ class _Session:
     def _evaluate(self, stop: Stop) -> None:
         """Measure what has not been measured yet at this step."""
         self._settle()
+        if self.learner is not None and self.steps >= self.config.steps:
+            self.learner.settle()
         for split, exam in self.setting.exams.items():
             if split in self.folder.at(self.steps):
                 continue

@@ -1,0 +1,245 @@
+"""Steps that are held in coordinates are the same steps: only when they reach the weights differs."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zeroblock as zb
+from toy import Tiny, next_token, same, snapshot
+from zeroblock.journal import Header, Journal, Record, fused, read, replay
+from zeroblock.noise import Distribution, Rounding
+
+COMPOSITIONS: dict[str, Any] = {
+    "lozo": functools.partial(zb.lozo, lr=1e-2, interval=6),
+    "lozo_m": functools.partial(zb.lozo_m, lr=1e-2, interval=6),
+    "lozo_m that forgets": functools.partial(zb.lozo, lr=1e-2, interval=6, rule=zb.Momentum(reset=True)),
+    "Adam": functools.partial(zb.lozo, lr=1e-3, interval=6, rule=zb.Adam()),
+    "three probes, rank 1": functools.partial(zb.lozo, lr=1e-2, interval=6, probes=3, rank=1),
+    "stale U": functools.partial(zb.lozo, lr=1e-2, interval=6, as_published=True),
+    "clipped signs": functools.partial(
+        zb.lozo, lr=1e-2, interval=6, clip=0.1, distribution=Distribution.RADEMACHER
+    ),
+    "one-sided layers": functools.partial(
+        zb.ZeroOrder, lr=1e-2, subspace=zb.LowRank(2), interval=6, estimator=zb.OneSided(1e-3, 2)
+    ),
+}  # fmt: skip
+every_composition = pytest.mark.parametrize("name", COMPOSITIONS)
+
+
+def taken(optimizer: zb.ZeroOrder, model: nn.Module, steps: int) -> list[Record]:
+    records = []
+    for _ in range(steps):
+        optimizer.step(next_token(model))
+        records.append(optimizer.record)
+    return records
+
+
+def matrices(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: param for name, param in snapshot(model).items() if param.dim() > 1}
+
+
+@every_composition
+@pytest.mark.parametrize("fold", [2, 3, 6])
+def test_folded_steps_are_the_steps_themselves(name: str, fold: int) -> None:
+    """Losses, coefficients and weights to round-off, over several turns."""
+    model, other = Tiny(), Tiny()
+    plain = taken(COMPOSITIONS[name](model), model, 24)
+    folded = taken(COMPOSITIONS[name](other, fold=fold), other, 24)
+    for one, two in zip(folded, plain, strict=True):
+        assert one.block == two.block
+        assert one.losses == pytest.approx(two.losses, abs=5e-5)
+    for name, weight in snapshot(other).items():
+        torch.testing.assert_close(weight, snapshot(model)[name], rtol=1e-4, atol=2e-4)
+
+
+@every_composition
+def test_matrices_move_with_every_fold_and_vectors_with_every_step(name: str) -> None:
+    model = Tiny()
+    optimizer = COMPOSITIONS[name](model, fold=3)
+    for step in range(1, 13):
+        block, whole = optimizer.block, snapshot(model)
+        optimizer.step(next_token(model))
+        moved = {n for n, weight in snapshot(model).items() if not torch.equal(weight, whole[n])}
+        active = set(optimizer.blocks[block].params)
+        assert moved <= active
+        assert moved & set(whole).difference(matrices(model)) == active.difference(matrices(model))
+        assert moved & set(matrices(model)) == (set() if step % 3 else active & set(matrices(model)))
+
+
+@every_composition
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_measuring_changes_neither_weights_nor_what_is_held(name: str, dtype: torch.dtype) -> None:
+    model = Tiny(dtype=dtype)
+    optimizer = COMPOSITIONS[name](model, fold=6)
+    taken(optimizer, model, 4)
+    weights = snapshot(model)
+    before = {**weights, **optimizer.state_dict()["held"]}
+    storage = {n: p.data for n, p in model.named_parameters()}
+    directions = [optimizer.direction(k) for k in range(optimizer.estimator.probes)]
+
+    def objective() -> torch.Tensor:
+        assert same(storage, weights)
+        return next_token(model)()
+
+    estimate = optimizer.estimator(optimizer._measure(objective), directions)
+    assert len(set(estimate.losses)) == len(estimate.losses)
+    assert same({**snapshot(model), **optimizer.state_dict()["held"]}, before)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        optimizer.step(lambda: (_ for _ in ()).throw(RuntimeError("in the middle")))
+    assert same({**snapshot(model), **optimizer.state_dict()["held"]}, before)
+
+
+@pytest.mark.parametrize("estimator", [zb.TwoSided(1e-2), zb.OneSided(1e-2)], ids=str)
+@pytest.mark.parametrize("partition", [zb.whole, zb.layers])
+def test_a_direction_starts_where_the_steps_have_come_to(estimator: Any, partition: Any) -> None:
+    """At scale nought it shows what settle makes of the weights; a step is measured there, not where they lag."""
+    model, other = Tiny(), Tiny()
+    build = functools.partial(
+        zb.ZeroOrder, lr=0.1, partition=partition, subspace=zb.LowRank(2), interval=5, fold=5, estimator=estimator
+    )
+    optimizer, again = build(model), build(other)
+    records = taken(optimizer, model, 3)
+    replay(again, records)
+    lagging = float(next_token(model)())
+    with optimizer.direction(0) as direction:
+        direction.move(0.0)
+        shown = float(next_token(model)())
+    assert float(next_token(model)()) == lagging
+    again.settle()
+    assert float(next_token(other)()) == pytest.approx(shown, abs=1e-6)
+    assert abs(shown - lagging) > 1e-3
+
+
+def test_sixteen_bits_lose_less() -> None:
+    """Steps below half a unit, rounded to nearest: one by one they are lost, their sum is not."""
+    ends = []
+    for dtype, fold in [(torch.float32, 1), (torch.bfloat16, 1), (torch.bfloat16, 50)]:
+        model = Tiny().to(torch.bfloat16).to(dtype)
+        start = matrices(model)
+        optimizer = zb.lozo(model, 1.0, rounding=Rounding.NEAREST, fold=fold)
+        for step in range(50):
+            replay(optimizer, [Record(step, 0, (1e-4,), 1.0, (), 1.0)])
+        ends.append({name: (weight - start[name]).float() for name, weight in matrices(model).items()})
+    exact, stepwise, folded = (torch.cat([moved.flatten() for moved in end.values()]) for end in ends)
+    assert (folded - exact).norm() < 0.7 * (stepwise - exact).norm()
+    assert stepwise.count_nonzero() < folded.count_nonzero()
+
+
+@every_composition
+@pytest.mark.parametrize("stop", [2, 6, 7, 11])
+def test_a_state_goes_on_within_a_fold(name: str, stop: int) -> None:
+    model, other = Tiny(dtype=torch.bfloat16), Tiny(dtype=torch.bfloat16)
+    optimizer, first = COMPOSITIONS[name](model, fold=6), COMPOSITIONS[name](other, fold=6)
+    taken(optimizer, model, 18)
+    taken(first, other, stop)
+    state = first.state_dict()
+    taken(first, other, 18)  # what comes later is not in it
+    weights = Tiny(dtype=torch.bfloat16)
+    again = COMPOSITIONS[name](weights, fold=6)
+    taken(again, weights, stop)
+    at = snapshot(weights)
+    taken(again, weights, 5)
+    with torch.no_grad():
+        for key, param in weights.named_parameters():
+            param.copy_(at[key])
+    again.load_state_dict(state)
+    taken(again, weights, 18 - stop)
+    assert same(snapshot(weights), snapshot(model))
+
+
+@every_composition
+def test_a_journal_gives_the_same_weights(name: str, tmp_path: Path) -> None:
+    """From the file alone, to the end and between folds; a step without a loss is in it too."""
+    model = Tiny(dtype=torch.bfloat16)
+    optimizer = COMPOSITIONS[name](model, fold=3)
+    states = []
+    with Journal.create(tmp_path / "journal.zbj", Header.of(optimizer)) as journal, pytest.warns(zb.ZeroBlockWarning):
+        for step in range(11):
+            optimizer.step((lambda: float("nan")) if step == 4 else next_token(model))
+            journal.append(optimizer.record)
+            states.append({**snapshot(model), **optimizer.state_dict()["held"]})
+    contents = read(tmp_path / "journal.zbj")
+    assert contents.header.parts["fold"] == "3"
+    with pytest.warns(zb.ZeroBlockWarning):
+        for count in (11, 9, 4):
+            again = Tiny(dtype=torch.bfloat16)
+            rebuilt = contents.header.rebuild(again)
+            replay(rebuilt, contents.records[:count])
+            assert same({**snapshot(again), **rebuilt.state_dict()["held"]}, states[count - 1])
+        loaded, base = Tiny(dtype=torch.bfloat16), snapshot(Tiny(dtype=torch.bfloat16))
+        zb.load(loaded, tmp_path / "journal.zbj")
+    optimizer.settle()
+    assert same(snapshot(loaded), snapshot(model))
+    zb.unload(loaded)
+    assert same(snapshot(loaded), base)
+    with pytest.raises(zb.ZeroBlockError, match="written with fold 3, this optimizer has None"):
+        contents.header.check(COMPOSITIONS[name](Tiny(dtype=torch.bfloat16)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_fused_replay_takes_whole_folds(start: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun and ended within a fold, and with a step without a loss: those folds are walked, the others fused."""
+    model, again = Tiny(dtype=dtype), Tiny(dtype=dtype)
+    build = functools.partial(
+        zb.ZeroOrder, lr=1e-2, partition=zb.layers, subspace=zb.LowRank(2), interval=6, fold=3,
+        estimator=zb.TwoSided(1e-3, 2),
+    )  # fmt: skip
+    optimizer, other = build(model), build(again)
+    records = [Record(t, 0, (0.3 * t - 1, 0.2), 1e-2 / (t + 1), (), 1.0) for t in range(20)]
+    fresh = build(Tiny(dtype=dtype))
+    order = [fresh.schedule.pick(t // 6, len(fresh.blocks), fresh.seed, fresh.scores) for t in range(20)]
+    records = [Record(r.step, order[r.step], r.coeffs, r.lr, (), 1.0) for r in records]
+    records[13] = Record(13, order[13], (float("nan"),) * 2, 1e-2, (), 1.0)
+    with pytest.warns(zb.ZeroBlockWarning):
+        replay(optimizer, records)
+        replay(other, records[:start])
+        advance, parts = fused.advance, []
+        monkeypatch.setattr(fused, "serves", lambda optimizer: True)
+        monkeypatch.setattr(fused, "advance", lambda *a: (parts.append([r.step for r in a[1]]), advance(*a)))
+        replay(other, records[start:])
+    assert parts == [[*range(3 if start else 0, 12)], [15, 16, 17]]
+    assert same(snapshot(again), snapshot(model))
+    assert optimizer.state_dict()["held"].keys() == other.state_dict()["held"].keys()
+    assert same(other.state_dict()["held"], optimizer.state_dict()["held"])
+
+
+def test_settling_is_the_end() -> None:
+    model = Tiny()
+    optimizer = zb.lozo(model, 1e-2, interval=4, fold=4)
+    taken(optimizer, model, 4)
+    before = snapshot(model)
+    optimizer.settle()  # at a fold there is nothing to do
+    assert same(snapshot(model), before)
+    taken(optimizer, model, 1)
+    optimizer.settle()
+    settled = snapshot(model)
+    assert not same(settled, before)
+    optimizer.settle()
+    assert same(snapshot(model), settled)
+    with pytest.raises(zb.ZeroBlockError, match=r"settled at step 5, between two folds.*multiple of fold=4"):
+        optimizer.step(next_token(model))
+    assert same(snapshot(model), settled)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fold": 0}, "fold must be at least 1"),
+        ({"fold": 4}, "fold must divide the interval.*4, 6"),
+        ({"fold": 12}, "fold must divide the interval"),
+        ({"fold": 3, "weight_decay": 0.1}, "leave fold out, or weight_decay"),
+        ({"fold": 3, "subspace": zb.Full()}, "fold is for low-rank steps.*Full.*LowRank"),
+        ({"fold": 3, "subspace": None}, "fold is for low-rank steps.*Full"),
+        ({"fold": 3, "restore": "subtract"}, "leave fold out"),
+    ],
+)
+def test_what_cannot_be_held_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(zb.ZeroBlockError, match=message):
+        zb.ZeroOrder(Tiny(), 0.1, **{"subspace": zb.LowRank(2), "interval": 6, **options})
