@@ -21,7 +21,7 @@ from ..optimizer import ZeroOrder, compiled, evaluation, value_of
 from ..task.encoding import Encoded
 from .attention import attending, configs, windows
 from .fork import Anatomy, ForkError, forking
-from .graph import Graphs
+from .graph import Graphs, launch
 from .pack import Padded, Row, cost, pack, pad, split
 
 Over = Literal["options", "answer"]
@@ -271,13 +271,16 @@ class Objective:
         return visit(points, functools.partial(value_of, self))
 
     def submit(self, optimizer: ZeroOrder) -> Tensor | None:
-        """Take a whole step on the device without waiting for it, as a captured graph; None where that is not possible.
+        """Take a whole step on the device without waiting for it, captured or not; None where that is not possible.
 
         Returns:
             (1 + points + probes,) in fp64: the loss, the losses, the coefficients.
         """
         graphs = self.engine.graphs
-        return None if graphs is None else graphs.step(optimizer, self)
+        if graphs is None:
+            return None
+        captured = graphs.step(optimizer, self)
+        return launch(optimizer, self) if captured is None else captured
 
     def losses(self, points: Sequence[Point]) -> Tensor:
         """(R,) in fp32: the loss at each point, or one at the weights as they are."""
@@ -290,7 +293,14 @@ class Objective:
     def _placed(self) -> list[tuple[Row | Padded, Tensor]]:
         """The rows on the device."""
         device = self.engine.device
-        return [(row.to(device), labels.to(device)) for row, labels in self.rows]
+        return [(row.to(device), _sent(labels, device)) for row, labels in self.rows]
+
+
+def _sent(x: Tensor, device: torch.device) -> Tensor:
+    """The same on a device, by a copy that does not wait."""
+    if device.type == "cuda" and not x.is_cuda:
+        x = x.pin_memory()
+    return x.to(device, non_blocking=True)
 
 
 def _counts_places(config: Any) -> bool:

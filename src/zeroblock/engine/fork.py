@@ -28,6 +28,8 @@ from ..subspace import Elementwise, Factored
 
 PAIR = 1024
 """Rows up to this many tokens take both copies of a layer at once, from one draw; longer ones one after another."""
+MANY = 8
+"""Unless so many layers are perturbed: then a second draw of them all takes longer than a second copy takes room."""
 
 Forward = Callable[..., Any]
 
@@ -102,13 +104,14 @@ def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int, watch: bool 
         tokens: of the row that will run.
         watch: refuse a model that reads an active tensor where it could not be shown a point's; takes time.
     """
-    fork = _Fork(points, tokens)
     members = points[0].direction.members
+    stages = anatomy.stages(members)
+    fork = _Fork(points, tokens, len(stages))
     replaced: list[tuple[nn.Module, Forward | None]] = []
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # it would hand one point's weights to the next
     try:
-        for module, mine in anatomy.stages(members):
+        for module, mine in stages:
             for one, forward in fork.replacements(module, mine, anatomy):
                 replaced.append((one, vars(one).get("forward")))
                 one.forward = forward
@@ -132,24 +135,25 @@ def scratch(anatomy: Anatomy, blocks: Iterable[Sequence[Member]], points: Sequen
         points: as in :func:`forking`.
         tokens: of the row that will run.
     """
-    sizes = [
-        sum(member.param.nbytes for member in members if isinstance(member.basis, Elementwise))
-        for block in blocks
-        for _, members in anatomy.stages(block)
-    ]
-    return max(sizes) * (2 if _Fork(points, tokens).mirrored else 1)
+    most = 0
+    for block in blocks:
+        stages = anatomy.stages(block)
+        copies = 2 if _Fork(points, tokens, len(stages)).mirrored else 1
+        for _, members in stages:
+            most = max(most, copies * sum(m.param.nbytes for m in members if isinstance(m.basis, Elementwise)))
+    return most
 
 
 class _Fork:
     """The state of one forked pass: the points, and whether their rows have parted yet."""
 
-    def __init__(self, points: Sequence[Point], tokens: int) -> None:
+    def __init__(self, points: Sequence[Point], tokens: int, stages: int) -> None:
         self.points, self.tokens, self.parted = points, tokens, False
         self.shown = 0
         """How many modules that show a point's weights are running, one within another."""
         a, b = points[0], points[-1]
         opposite = len(points) == 2 and a.direction is b.direction and a.scale == -b.scale
-        self.mirrored = opposite and a.direction.paired and tokens <= PAIR
+        self.mirrored = opposite and a.direction.paired and (tokens <= PAIR or stages >= MANY)
 
     def replacements(
         self, module: nn.Module, members: list[Member], anatomy: Anatomy

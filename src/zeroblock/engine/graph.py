@@ -1,9 +1,10 @@
-"""Captured steps: forward, coefficient and update of one block and one row length as a CUDA graph.
+"""Steps on the device alone: forward, coefficient and update, of which nothing has to come back to the host.
 
-Nothing of a step comes back to the host: its kernels read tokens, step number and
-learning rate from a buffer that is filled by one copy before the graph is replayed, and the
-coefficient they compute is the one the update uses.  Launching is what small rows spend
-their time on otherwise: some six hundred kernels for a 13B model.
+The coefficient that the kernels compute is the one the update uses, so the host can be
+packing the next batch.  Where launching takes longer than running (small rows: some six
+hundred kernels for a 13B model) the step of one block and one row length is captured as a
+CUDA graph, whose kernels read tokens, step number and learning rate from a buffer that is
+filled by one copy before it is replayed.
 """
 
 from __future__ import annotations
@@ -36,6 +37,38 @@ MOST = 2048
 
 WORKSPACE = 1 << 25
 """Bytes that cuBLAS keeps on a stream of a recent GPU."""
+
+
+def launch(optimizer: ZeroOrder, objective: Objective) -> Tensor | None:
+    """The step of this optimizer's block on this objective, kernel by kernel; the host need not wait for any.
+
+    Returns:
+        As :meth:`Graphs.step`; None, and nothing moved, where the objective cannot be forked.
+    """
+    from ..optimizer import evaluation
+
+    estimator = cast(Finite, optimizer.estimator)
+    if not objective.engine.forked:
+        return None
+    points = estimator.points([optimizer.direction(probe) for probe in range(estimator.probes)])
+    with torch.no_grad(), evaluation(optimizer.model):
+        try:
+            losses = objective.losses(points)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # the objective will say why, when it is measured at these points
+            return None
+        rate = torch.tensor([float(optimizer.param_groups[0]["lr"]), 1.0], dtype=torch.float64)
+        lr, live = rate.pin_memory().to(losses.device, non_blocking=True).split(1)
+        return _move(optimizer, losses, lr, live)
+
+
+def _move(optimizer: ZeroOrder, losses: Tensor, lr: Tensor, live: Tensor) -> Tensor:
+    """From the losses to the weights, on the device: what is to be known of the step."""
+    estimator, losses = cast(Finite, optimizer.estimator), losses.double()
+    coeffs = estimator.coeffs(losses)
+    optimizer.move(coeffs, lr, live)
+    return torch.cat([estimator.loss(losses)[None], losses, coeffs.double()])
 
 
 class _Captured(NamedTuple):
@@ -150,10 +183,7 @@ class Graphs:
         numbers = torch.empty(1 + len(points) + estimator.probes, dtype=torch.float64, device=engine.device)
 
         def step() -> None:
-            losses = static.losses(points).double()
-            coeffs = estimator.coeffs(losses)
-            optimizer.move(coeffs, lr, live)
-            numbers.copy_(torch.cat([estimator.loss(losses)[None], losses, coeffs.double()]))
+            numbers.copy_(_move(optimizer, static.losses(points), lr, live))
 
         if self._stream is None:  # one for all: memory of the pool is only used again by the stream that freed it
             self._stream = torch.cuda.Stream(engine.device)
