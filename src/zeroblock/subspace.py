@@ -191,11 +191,9 @@ class Factored:
     def perturbed(self, param: Tensor, key: Key, eps: float, rounding: Rounding) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
         bits = key.to(probe=key.probe + 1)  # apart from the update's, which are those of probe 0
-        z, v = torch.empty((self.shape[0], self.rank), device=param.device), self.factor(param.device)
-        held = self.held is not None
-        self.coordinates_(z, key, eps) if held else self.draw_(z, key, 1.0)
-        alpha = 1.0 if held else eps
-        return ops.add_outer_(copy, z, v, alpha, bits, offset=self.offset, rounding=rounding, flip=eps < 0)
+        z = self.coordinates_(torch.empty((self.shape[0], self.rank), device=param.device), key, eps)
+        v = self.factor(param.device)
+        return ops.add_outer_(copy, z, v, 1.0, bits, offset=self.offset, rounding=rounding, flip=eps < 0)
 
     def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float, rounding: Rounding) -> None:
         if decay == 1.0 and not isinstance(alphas, Tensor) and not any(alphas):

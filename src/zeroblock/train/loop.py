@@ -234,10 +234,10 @@ class _Session:
             try:
                 self._go(stop)
             except Stopped:
-                self._settle()
+                self._flush()
                 taken = len(self.records)  # which a replay that was stopped has not come to
                 return Result(self.folder.path, taken, None, stop.reason, stop.code)
-            self._settle()
+            self._flush()
             summary = self._summary()
             self.folder.finish(summary)
             return Result(self.folder.path, self.steps, summary)
@@ -273,7 +273,7 @@ class _Session:
 
     def _evaluate(self, stop: Stop) -> None:
         """Measure what has not been measured yet at this step."""
-        self._settle()
+        self._flush()
         if self.learner is not None and self.steps >= self.config.steps:
             self.learner.settle()
         for split, exam in self.setting.exams.items():
@@ -292,7 +292,7 @@ class _Session:
             self.tracker.log(self.steps, {f"{split}/{found.metric}": found.value, f"{split}/loss": found.loss})
         self.meter.pause()
 
-    def _settle(self) -> None:
+    def _flush(self) -> None:
         """Have every step told and written."""
         if self.learner is not None:
             self.learner.flush()
