@@ -16,6 +16,31 @@ if os.environ.get("PYTEST_XDIST_WORKER"):
     torch.set_num_threads(1)  # the workers are the parallelism
 
 
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> type:
+    """Steps may be submitted without a GPU; they end when they are waited for, some waits with Ctrl-C."""
+
+    class Late:
+        interrupts = 0
+
+        def record(self, stream: object) -> None: ...
+
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            if Late.interrupts:
+                Late.interrupts -= 1
+                raise KeyboardInterrupt
+
+    empty = torch.empty
+    monkeypatch.setattr(torch.cuda, "Event", Late)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: None)
+    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **options: empty(*shape, **options))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    return Late
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:

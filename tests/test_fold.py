@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import torch
 from torch import nn
 
 import zeroblock as zb
-from toy import Tiny, next_token, same, snapshot
+from toy import Tiny, bits, next_token, same, snapshot
 from zeroblock.journal import Header, Journal, Record, fused, read, replay
-from zeroblock.noise import Distribution, Rounding
+from zeroblock.noise import Distribution, Key, Rounding
 
 COMPOSITIONS: dict[str, Any] = {
     "lozo": functools.partial(zb.lozo, lr=1e-2, interval=6),
@@ -182,6 +183,43 @@ def test_a_journal_gives_the_same_weights(name: str, tmp_path: Path) -> None:
         contents.header.check(COMPOSITIONS[name](Tiny(dtype=torch.bfloat16)))
 
 
+def test_what_is_held_is_fp32_whatever_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, again = Tiny(), Tiny()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        records = taken(zb.lozo(model, 1e-2, interval=4, fold=4), model, 8)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    replay(zb.lozo(again, 1e-2, interval=4, fold=4), records)
+    assert same(snapshot(again), snapshot(model))
+
+
+@pytest.mark.parametrize("rounding", Rounding)
+def test_with_nothing_held_copies_are_those_of_steps_that_are_not(rounding: Rounding) -> None:
+    """Their rounding is mirrored too: as far to one side of the weights as to the other."""
+    weights = Tiny(dtype=torch.bfloat16).layers[0]["up"].weight
+    plain = zb.LowRank(2).basis(weights, Key(3, 0), 8, None, Distribution.NORMAL)
+    holding = dataclasses.replace(plain, held=torch.zeros(weights.shape[0], 2))
+    for eps in (1e-2, -1e-2):
+        copies = [basis.perturbed(weights, Key(3, 1), eps, rounding) for basis in (plain, holding)]
+        assert torch.equal(bits(copies[0]), bits(copies[1]))
+
+
+def test_loading_leaves_no_trace_on_unloading(tmp_path: Path) -> None:
+    """Not even on the sign of a zero that no step moved."""
+    model = Tiny()
+    with torch.no_grad():
+        model.embed.weight.fill_(-0.0)
+    before = snapshot(model)
+    with Journal.create(tmp_path / "journal.zbj", Header.of(zb.lozo(model, 1e-2, interval=4, fold=2))) as journal:
+        for step in range(3):
+            journal.append(Record(step, 0, (float("nan"),), 1e-2, (), 1.0))
+    with pytest.warns(zb.ZeroBlockWarning):
+        zb.load(model, tmp_path / "journal.zbj")
+    zb.unload(model)
+    assert same(snapshot(model), before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("start", [0, 2])
 def test_a_fused_replay_takes_whole_folds(start: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,13 +233,14 @@ def test_a_fused_replay_takes_whole_folds(start: int, dtype: torch.dtype, monkey
     records = [Record(t, 0, (0.3 * t - 1, 0.2), 1e-2 / (t + 1), (), 1.0) for t in range(20)]
     fresh = build(Tiny(dtype=dtype))
     order = [fresh.schedule.pick(t // 6, len(fresh.blocks), fresh.seed, fresh.scores) for t in range(20)]
-    records = [Record(r.step, order[r.step], r.coeffs, r.lr, (), 1.0) for r in records]
+    records = [Record(r.step, order[r.step], r.coeffs, 0.0 if r.step == 7 else r.lr, (), 1.0) for r in records]
     records[13] = Record(13, order[13], (float("nan"),) * 2, 1e-2, (), 1.0)
     with pytest.warns(zb.ZeroBlockWarning):
         replay(optimizer, records)
         replay(other, records[:start])
         advance, parts = fused.advance, []
         monkeypatch.setattr(fused, "serves", lambda optimizer: True)
+        monkeypatch.setattr(fused, "MOST", 1 if start else fused.MOST)  # as many launches as folds
         monkeypatch.setattr(fused, "advance", lambda *a: (parts.append([r.step for r in a[1]]), advance(*a)))
         replay(other, records[start:])
     assert parts == [[*range(3 if start else 0, 12)], [15, 16, 17]]
@@ -214,7 +253,7 @@ def test_settling_is_the_end() -> None:
     model = Tiny()
     optimizer = zb.lozo(model, 1e-2, interval=4, fold=4)
     taken(optimizer, model, 4)
-    before = snapshot(model)
+    before, state = snapshot(model), optimizer.state_dict()
     optimizer.settle()  # at a fold there is nothing to do
     assert same(snapshot(model), before)
     taken(optimizer, model, 1)
@@ -223,19 +262,25 @@ def test_settling_is_the_end() -> None:
     assert not same(settled, before)
     optimizer.settle()
     assert same(snapshot(model), settled)
+    with pytest.raises(zb.ZeroBlockError, match="take steps and states before"):
+        optimizer.state_dict()
     with pytest.raises(zb.ZeroBlockError, match=r"settled at step 5, between two folds.*multiple of fold=4"):
         optimizer.step(next_token(model))
     assert same(snapshot(model), settled)
+    optimizer.load_state_dict(state)  # with weights of its own, it goes on
+    optimizer.step(next_token(model))
+    assert optimizer.steps == 5
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fold": 0}, "fold must be at least 1"),
-        ({"fold": 4}, "fold must divide the interval.*4, 6"),
-        ({"fold": 12}, "fold must divide the interval"),
+        ({"fold": 0}, "fold must be a whole number and at least 1"),
+        ({"fold": 1.5}, "fold must be a whole number"),
+        ({"fold": 4}, "fold 4 does not divide the interval of 6.*give fold 3, or interval 8"),
+        ({"fold": 12}, "fold 12 does not divide the interval of 6.*give fold 6, or interval 12"),
         ({"fold": 3, "weight_decay": 0.1}, "leave fold out, or weight_decay"),
-        ({"fold": 3, "subspace": zb.Full()}, "fold is for low-rank steps.*Full.*LowRank"),
+        ({"fold": 3, "subspace": zb.Full()}, "fold is for low-rank steps.*LowRank.*Full.*leave it out"),
         ({"fold": 3, "subspace": None}, "fold is for low-rank steps.*Full"),
         ({"fold": 3, "restore": "subtract"}, "leave fold out"),
     ],

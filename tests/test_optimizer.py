@@ -276,7 +276,8 @@ def test_wrong_closures() -> None:
         ({"lr": math.nan}, "lr must be finite"),
         ({"eps": 0.0}, "eps must be positive"),
         ({"probes": 0}, "probes must be at least 1"),
-        ({"interval": 0}, "interval must be at least 1"),
+        ({"interval": 0}, "interval must be a whole number and at least 1"),
+        ({"interval": 2.5}, "interval must be a whole number and at least 1, got 2.5"),
         ({"restore": "add"}, "restore must be 'copy' or 'subtract'"),
         ({"weight_decay": -0.1}, "weight_decay must be"),
         ({"clip": 0.0}, "clip must be finite and positive, or None, got 0"),
@@ -397,28 +398,9 @@ class Submitting:
         return torch.cat([optimizer.estimator.loss(losses)[None], losses, coeffs.double()])
 
 
-class LateEvent:
-    """A step's end, of which nobody hears before it is waited for."""
-
-    def record(self) -> None: ...
-
-    def query(self) -> bool:
-        return False
-
-    def synchronize(self) -> None: ...
-
-
-@pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that are submitted end when they are waited for."""
-    empty = torch.empty
-    monkeypatch.setattr(torch.cuda, "Event", LateEvent)
-    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **options: empty(*shape, **options))
-
-
 @pytest.mark.parametrize("name", ["mezo_bcd", "mezo_bcd_adam", "mezo_bcd_adaptive"])
 @pytest.mark.parametrize("interval", [50, 3])
-def test_captured_and_other_steps_may_take_turns(name: str, interval: int, late: None) -> None:
+def test_captured_and_other_steps_may_take_turns(name: str, interval: int, late: type) -> None:
     """Records come in order, Adam counts the steps of both kinds, and a state may be taken while steps are pending."""
     ends = []
     for wrap in (Submitting, lambda objective: objective):
@@ -445,7 +427,7 @@ class Hopeless(Submitting):
 
 
 @pytest.mark.filterwarnings("ignore::zeroblock.ZeroBlockWarning")
-def test_giving_up_leaves_a_state_to_save(late: None) -> None:
+def test_giving_up_leaves_a_state_to_save(late: type) -> None:
     model = Tiny()
     optimizer = zb.mezo_bcd(model, 1e-2, schedule=zb.Ascending(), patience=3)
     objective = Hopeless(next_token(model))
@@ -453,6 +435,75 @@ def test_giving_up_leaves_a_state_to_save(late: None) -> None:
         list(map(optimizer.step, [objective] * 200))
     assert optimizer.block == optimizer.steps % len(optimizer.blocks)
     assert optimizer.state_dict()["skipped"] == optimizer.steps
+
+
+class Now(Submitting):
+    """Submits every step, some of them without a loss."""
+
+    bad: tuple[int, ...] = ()
+
+    def submit(self, optimizer: zb.ZeroOrder) -> torch.Tensor:
+        if optimizer.steps in self.bad:
+            return torch.full((4,), math.nan, dtype=torch.float64)
+        optimizer._move((1.0,), 1e-2)
+        return torch.ones(4, dtype=torch.float64)
+
+
+def test_ctrl_c_while_waiting_loses_no_record(late: type) -> None:
+    """It comes when the wait is over, before anybody heard of the step."""
+    model, heard = Tiny(), []
+    optimizer = zb.mezo_bcd(model, 1e-2)
+    optimizer.listener = heard.append
+    for _ in range(5):
+        optimizer.step(Now(next_token(model)))
+    assert not heard
+    late.interrupts = 2
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.flush()
+    optimizer.flush()
+    assert [record.step for record in heard] == list(range(5))
+
+
+@pytest.mark.filterwarnings("ignore::zeroblock.ZeroBlockWarning")
+@pytest.mark.parametrize("bad", [(1, 2, 3), (4, 5, 6, 7)])
+def test_a_good_step_does_not_hide_the_bad_ones_before_it(bad: tuple[int, ...], late: type) -> None:
+    model, heard = Tiny(), []
+    optimizer = zb.mezo_bcd(model, 1e-2, patience=3)
+    optimizer.listener = heard.append
+    objective = Now(next_token(model))
+    objective.bad = bad
+    for _ in range(9):
+        optimizer.step(objective)
+    with pytest.raises(ZeroBlockError, match=f"not finite for {len(bad)} steps in a row"):
+        optimizer.flush()
+    assert [record.step for record in heard] == list(range(9))
+
+
+def test_a_long_step_is_not_left_behind(late: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few are under way: so a stop does not wait for minutes, and a kill loses little."""
+    model, heard, clock = Tiny(), [], itertools.count(step=0.4)
+    monkeypatch.setattr("zeroblock.optimizer.time.monotonic", lambda: next(clock))
+    optimizer = zb.mezo_bcd(model, 1e-2)
+    optimizer.listener = heard.append
+    for _ in range(10):
+        optimizer.step(Now(next_token(model)))
+    assert optimizer.steps - len(heard) <= 3
+
+
+def test_a_schedule_need_not_say_that_it_learns(late: type) -> None:
+    class Mine:
+        def pick(self, turn: int, n: int, seed: int, scores: list[float]) -> int:
+            return turn % n
+
+        def observe(self, scores: list[float], block: int, coeffs: tuple[float, ...]) -> None:
+            scores[block] += 1
+
+    model = Tiny()
+    optimizer = zb.ZeroOrder(model, 1e-2, schedule=Mine())
+    for _ in range(3):
+        optimizer.step(Now(next_token(model)))
+    assert sum(optimizer.scores) == 3  # it may, so it hears of every step before the next
 
 
 def test_a_listener_that_raises_changes_no_step() -> None:

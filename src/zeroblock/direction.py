@@ -52,13 +52,13 @@ class Member(NamedTuple):
     basis: Basis
 
     @property
-    def behind(self) -> bool:
-        """Whether the tensor is not θ itself, since its basis holds steps."""
+    def holds(self) -> bool:
+        """Whether the basis holds steps, so that the tensor need not be θ itself."""
         return isinstance(self.basis, Factored) and self.basis.held is not None
 
     def at(self, param: Tensor, key: Key, scale: float, rounding: Rounding) -> Tensor:
         """The tensor at θ + scale·Pz: a copy, or ``param`` where it is there already."""
-        return self.basis.perturbed(param, key, scale, rounding) if scale or self.behind else param
+        return self.basis.perturbed(param, key, scale, rounding) if scale or self.holds else param
 
 
 @dataclasses.dataclass(eq=False)
@@ -157,7 +157,7 @@ class JustInTime(Direction):
 
     def move(self, scale: float) -> None:
         self._leave()
-        self.scale, self.mode.active = scale, scale != 0 or any(member.behind for member in self.members)
+        self.scale, self.mode.active = scale, scale != 0 or any(member.holds for member in self.members)
 
     def _leave(self) -> None:
         """Away from where it stands; complains if nobody looked."""

@@ -9,10 +9,11 @@ import contextlib
 import dataclasses
 import functools
 import math
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,22 @@ from .schedule import Schedule, Shuffled
 from .subspace import Alphas, Basis, Elementwise, Factored, Full, LowRank, Sparse, Subspace
 
 PENDING = 64
-"""Captured steps that may be under way before the host waits for the oldest."""
+"""Submitted steps that may be under way before the host waits for the oldest."""
+LAG = 1.0
+"""Seconds after which it is waited for anyway: a stop, or a kill, is never many long steps behind."""
+
+
+class _Pending(NamedTuple):
+    """A step that was submitted: what is known of it, where its numbers will be, and when."""
+
+    step: int
+    block: int
+    lr: float
+    probes: int
+    since: float
+    host: Tensor
+    event: torch.cuda.Event
+
 
 Closure = Callable[[], Any]
 """Returns a number: a float, a numpy scalar or a tensor (averaged in fp32), from one micro-batch."""
@@ -97,8 +113,8 @@ class ZeroOrder(torch.optim.Optimizer):
         if clip is not None and not (clip > 0 and math.isfinite(clip)):
             raise ZeroBlockError(f"clip must be finite and positive, or None, got {clip}")
         for name, count in (("interval", interval), ("fold", fold), ("patience", patience)):
-            if count < 1:
-                raise ZeroBlockError(f"{name} must be at least 1, got {count}")
+            if not hasattr(count, "__index__") or count < 1:
+                raise ZeroBlockError(f"{name} must be a whole number and at least 1, got {count!r}")
         if restore not in ("copy", "subtract"):
             raise ZeroBlockError(f"restore must be 'copy' or 'subtract', got {restore!r}")
         if restore == "subtract" and (isinstance(subspace, Sparse) or getattr(subspace, "as_published", False)):
@@ -147,7 +163,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self.record: Record | None = None
         """The last step whose numbers are known."""
         self.listener: Callable[[Record], None] | None = None
-        """Called with the record of every step, in order."""
+        """Called with the record of every step, in order; on a GPU later than the step, when the weights are ahead."""
         self._complained = False
         self._run_of_bad = 0
         self._held: dict[str, Tensor] = {}
@@ -155,7 +171,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self._settled = False
         self._rooms: dict[tuple[torch.dtype, torch.device], tuple[Tensor, int]] = {}
         """Memory for states that are dropped at the end of a turn, and how much of it is taken."""
-        self._pending: deque[tuple[int, int, float, Tensor, torch.cuda.Event]] = deque()
+        self._pending: deque[_Pending] = deque()
         self._enter_turn()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -203,7 +219,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
         Returns:
             The loss: the mean of the two sides, or that at θ when one-sided; a scalar, on the GPU
-            where the step was submitted as a captured graph and may not have ended yet.
+            where the step was submitted and may not have ended yet.
         """
         now = self.param_groups[0]["weight_decay"]
         if now != self.weight_decay:
@@ -211,11 +227,7 @@ class ZeroOrder(torch.optim.Optimizer):
                 f"weight_decay was {self.weight_decay} and is {now} now, which records would not tell: "
                 "build another optimizer, whose steps begin a journal of their own"
             )
-        if self._settled:
-            raise ZeroBlockError(
-                f"the weights were settled at step {self.steps}, between two folds, which no journal tells: take no "
-                f"steps after settle(), or settle after a multiple of fold={self.fold} steps"
-            )
+        self._refuse_settled()
         submitted = self._submit(closure)
         if submitted is not None:
             return submitted
@@ -236,7 +248,7 @@ class ZeroOrder(torch.optim.Optimizer):
                 if self.steps % self.interval == 0:
                     self._enter_turn()
         if not estimate.finite:
-            self._complain(record.step)
+            self._complain(record.step, self._run_of_bad)
         return torch.tensor(estimate.loss)
 
     def _submit(self, closure: Closure | Sequence[Closure] | None) -> Tensor | None:
@@ -255,11 +267,12 @@ class ZeroOrder(torch.optim.Optimizer):
             host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             host.copy_(numbers, non_blocking=True)
             event = torch.cuda.Event()
-            event.record()
-            self._pending.append((self.steps, self.block, float(self.param_groups[0]["lr"]), host, event))
+            event.record(torch.cuda.current_stream(numbers.device))
+            lr, probes = float(self.param_groups[0]["lr"]), self.estimator.probes
+            self._pending.append(_Pending(self.steps, self.block, lr, probes, time.monotonic(), host, event))
             self._count()
             try:
-                self._collect(0 if self.schedule.learns else PENDING)
+                self._collect(0 if getattr(self.schedule, "learns", True) else PENDING)
             finally:
                 if self.steps % self.interval == 0:
                     self._enter_turn()
@@ -273,7 +286,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def _fold(self) -> None:
         for member in self.members:
-            if member.behind:
+            if member.holds:
                 assert isinstance(member.basis, Factored)
                 member.basis.fold_(member.param, Key(self.seed, self.steps - 1), self.rounding)
 
@@ -285,6 +298,13 @@ class ZeroOrder(torch.optim.Optimizer):
                 self._fold()
                 self._settled = True
 
+    def _refuse_settled(self) -> None:
+        if self._settled:
+            raise ZeroBlockError(
+                f"the weights were settled at step {self.steps}, between two folds, which no journal tells: take steps "
+                f"and states before settle(), or settle after a multiple of fold={self.fold} steps"
+            )
+
     @property
     def capturable(self) -> bool:
         """Whether a step needs no number on the host: then it can be captured as a graph and replayed."""
@@ -295,6 +315,7 @@ class ZeroOrder(torch.optim.Optimizer):
             and not self.param_groups[0]["weight_decay"]
             and not getattr(self.subspace, "as_published", False)
             and all(p.dtype != torch.float64 for p in self.params.values())
+            and len({p.device for p in self.params.values()}) == 1
         )
 
     @property
@@ -307,22 +328,26 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def _collect(self, most: int) -> None:
         """Deliver the steps that have ended, in order; wait until at most ``most`` have not."""
-        bad = None
-        while self._pending and (
-            len(self._pending) > most or self._pending[0][-1].query() or self._run_of_bad >= self.patience
-        ):
-            step, block, lr, host, event = self._pending.popleft()
-            event.synchronize()
-            loss, *rest = host.tolist()
-            losses, coeffs = tuple(rest[: -self.estimator.probes]), tuple(rest[-self.estimator.probes :])
-            finite = all(map(math.isfinite, coeffs))
-            if finite and step // self.interval == self._turn:
-                for state in self.state.values():
-                    state["t"] += 1
-            bad = bad if finite else step
-            self._deliver(Record(step, block, coeffs, lr, losses, loss), finite)
+        bad, run = None, 0
+        while self._pending:
+            first = self._pending[0]
+            late = len(self._pending) > most or time.monotonic() - first.since > LAG
+            if not (late or first.event.query() or run >= self.patience):
+                break
+            first.event.synchronize()  # where Ctrl-C may come: it has not been taken out yet
+            with uninterrupted():
+                self._pending.popleft()
+                loss, *rest = first.host.tolist()
+                losses, coeffs = tuple(rest[: -first.probes]), tuple(rest[-first.probes :])
+                finite = all(map(math.isfinite, coeffs))
+                if finite and first.step // self.interval == self._turn:
+                    for state in self.state.values():
+                        state["t"] += 1
+                bad = bad if finite else first.step
+                self._deliver(Record(first.step, first.block, coeffs, first.lr, losses, loss), finite)
+                run = max(run, self._run_of_bad)
         if bad is not None:
-            self._complain(bad)
+            self._complain(bad, run)
 
     def _deliver(self, record: Record, finite: bool) -> None:
         """A step's numbers are known."""
@@ -380,7 +405,7 @@ class ZeroOrder(torch.optim.Optimizer):
         states = (self.state[member.param] for member in self.members if member.param in self.state)
         moments = (value.data_ptr() for state in states for value in state.values() if isinstance(value, Tensor))
         tensors = ((member.param.data_ptr(), self.thresholds[member.name]) for member in self.members)
-        held = (self._held[member.name].data_ptr() for member in self.members if member.behind)
+        held = (self._held[member.name].data_ptr() for member in self.members if member.holds)
         return (*tensors, *moments, *held)
 
     def _basis(self, name: str, key: Key) -> Basis:
@@ -389,7 +414,7 @@ class ZeroOrder(torch.optim.Optimizer):
         if self.fold == 1 or not isinstance(basis, Factored):
             return basis
         if name not in self._held:
-            self._held[name] = torch.zeros((basis.shape[0], basis.rank), device=param.device)
+            self._held[name] = torch.zeros((basis.shape[0], basis.rank), dtype=torch.float32, device=param.device)
         return dataclasses.replace(basis, held=self._held[name])
 
     def direction(self, probe: int) -> Direction:
@@ -528,12 +553,12 @@ class ZeroOrder(torch.optim.Optimizer):
         self._rooms[dtype, device] = (room, used + size)
         return room[used : used + size].zero_()
 
-    def _complain(self, step: int) -> None:
-        """Of steps without a finite loss: warn at the first, give up after many."""
+    def _complain(self, step: int, run: int) -> None:
+        """Of steps without a finite loss, so many in a row: warn at the first, give up after many."""
         advice = "lower lr (try a tenth), set clip, lower eps if the weights are small, or use bf16 or fp32, not fp16"
-        if self._run_of_bad >= self.patience:
+        if run >= self.patience:
             raise ZeroBlockError(
-                f"the loss was not finite for {self._run_of_bad} steps in a row, the last being step {step}: {advice}"
+                f"the loss was not finite for {run} steps in a row, the last being step {step}: {advice}"
             )
         if not self._complained:
             self._complained = True
@@ -546,6 +571,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """Everything that continuing needs besides the weights: plain values and tensors."""
+        self._refuse_settled()
         self.flush()
         names = {id(p): n for n, p in self.params.items()}
         return {
@@ -559,7 +585,7 @@ class ZeroOrder(torch.optim.Optimizer):
             "run_of_bad": self._run_of_bad,
             "scores": list(self.scores),
             "thresholds": dict(self.thresholds),
-            "held": {n: held.clone() for n, held in self._held.items()} if self.steps % self.fold else {},
+            "held": {m.name: self._held[m.name].clone() for m in self.members if m.holds and self.steps % self.fold},
             "state": {names[id(p)]: {k: _own(v) for k, v in s.items()} for p, s in self.state.items() if s},
             "param_groups": [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups],
         }
@@ -616,10 +642,15 @@ def _check_fold(fold: int, interval: int, subspace: Subspace | None, restore: st
     """Refuse to hold steps where they cannot be held, with the reason."""
     if not isinstance(subspace, LowRank):
         raise ZeroBlockError(
-            f"fold is for low-rank steps, whose sum is small; with {subspace or Full()} leave it out, or give LowRank"
+            f"fold is for low-rank steps (lozo, lozo_m, LowRank), whose sum is small: with {subspace or Full()} leave "
+            "it out"
         )
     if interval % fold:
-        raise ZeroBlockError(f"fold must divide the interval, in which the basis stays the same: {fold}, {interval}")
+        divisor = next(d for d in range(min(fold, interval), 0, -1) if interval % d == 0)
+        raise ZeroBlockError(
+            f"fold {fold} does not divide the interval of {interval} steps, in which the basis stays the same: give "
+            f"fold {divisor}, or interval {-(-interval // fold) * fold}"
+        )
     if restore == "subtract":
         raise ZeroBlockError("restore='subtract' moves the weights, which are not θ between folds: leave fold out")
     if weight_decay:

@@ -176,7 +176,11 @@ class Factored:
 
     def draw(self, key: Key, device: torch.device) -> Tensor:
         """U, (m, r)."""
-        return self.draw_(torch.empty((self.shape[0], self.rank), device=device), key, 1.0)
+        return self.draw_(self._empty(device), key, 1.0)
+
+    def _empty(self, device: torch.device) -> Tensor:
+        """(m, r) fp32, whatever torch's default."""
+        return torch.empty((self.shape[0], self.rank), dtype=torch.float32, device=device)
 
     def draw_(self, out: Tensor, key: Key, alpha: ops.Alpha) -> Tensor:
         """out ← Σₖ alpha[k]·U_k; out is (m, r) of any dtype, and only written."""
@@ -191,8 +195,7 @@ class Factored:
     def perturbed(self, param: Tensor, key: Key, eps: float, rounding: Rounding) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
         bits = key.to(probe=key.probe + 1)  # apart from the update's, which are those of probe 0
-        z = self.coordinates_(torch.empty((self.shape[0], self.rank), device=param.device), key, eps)
-        v = self.factor(param.device)
+        z, v = self.coordinates_(self._empty(param.device), key, eps), self.factor(param.device)
         return ops.add_outer_(copy, z, v, 1.0, bits, offset=self.offset, rounding=rounding, flip=eps < 0)
 
     def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float, rounding: Rounding) -> None:
@@ -202,7 +205,7 @@ class Factored:
             at = self._update_key(key)
             ops.add_noise_(self.held, at, alphas, offset=self.offset, distribution=self.distribution)
             return
-        z = self.draw_(torch.empty((self.shape[0], self.rank), device=param.device), self._update_key(key), alphas)
+        z = self.draw_(self._empty(param.device), self._update_key(key), alphas)
         self._lift_(param, z, 1.0, key, decay, rounding)
 
     def fold_(self, param: Tensor, key: Key, rounding: Rounding) -> None:
@@ -229,7 +232,10 @@ class Factored:
         self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float, rounding: Rounding
     ) -> None:
         z = delta.view(self.shape[0], self.rank)
-        self._lift_(param, z, alpha, key, decay, rounding) if self.held is None else self.held.add_(z, alpha=alpha)
+        if self.held is not None:
+            self.held.add_(z, alpha=alpha)
+            return
+        self._lift_(param, z, alpha, key, decay, rounding)
 
     def transport(self, state: Tensor, old: Basis) -> Tensor:
         assert isinstance(old, Factored)

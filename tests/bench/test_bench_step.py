@@ -97,6 +97,18 @@ def test_measurement_starts_where_the_warm_up_did(choice: variant.Choice) -> Non
     assert len(set(orders[0][1::2])) > 1
 
 
+@pytest.mark.parametrize(("steps", "start"), [(43, 7), (25, 25), (50, 0), (2, 0), (86, 14)])
+def test_measured_steps_end_with_a_fold(steps: int, start: int) -> None:
+    ready = variant.build(variant.Choice("lozo", "forked"), build())
+    assert ready.optimizer.fold == 50
+    ready.step(pool().batch(0, 2))
+    ready.rewind(steps)
+    assert ready.optimizer.steps == start
+    assert not ready.optimizer.state_dict()["held"] or not any(
+        held.any() for held in ready.optimizer.state_dict()["held"].values()
+    )
+
+
 def test_batches_are_the_same_for_everyone_and_go_round() -> None:
     examples = pool(6)
     first, second = examples.batch(0, 4), examples.batch(1, 4)

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,6 +102,21 @@ def test_noise_is_written_scaled_and_in_any_dtype(kernel, dtype: torch.dtype, al
     assert ((out.cpu().double() - exact).abs() <= unit * exact.abs() + 1e-7).all()
     if len(alphas) == 1 and not wide:  # rounded once to fp32, once to nearest
         assert torch.equal(bits(out), bits((draws[0].float() * alphas[0]).to(dtype)))
+
+
+@pytest.mark.parametrize("kernel", [*KERNELS, pytest.param(reference, id="reference")])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("alpha", [0.0, 0.3, (-2e-2, 0.1, 0.7)], ids=str)
+def test_noise_is_added_to_a_start_on_the_way_into_any_dtype(
+    kernel, dtype: torch.dtype, alpha: Any, monkeypatch
+) -> None:
+    """In fp32, rounded to nearest at last; every implementation to the bit."""
+    key, start = Key(4, 9, 1), torch.linspace(-2, 2, 1030).view(103, 10)
+    wide = ops.add_noise_(start * 0.3, key, alpha, offset=13)
+    monkeypatch.setattr(ops, "backend", lambda device: kernel)
+    out = torch.full(start.shape, 7.0, dtype=dtype, device=device(kernel))
+    ops.fill_(out, key, alpha, offset=13, start=start.to(out.device), decay=0.3)
+    assert torch.equal(bits(out), bits(wide.to(dtype)))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -15,10 +15,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import zeroblock as zb
 from toy import same
 from toy import snapshot as copy_of
+from zeroblock.cli import app
 from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.journal import read
 from zeroblock.method import METHODS
@@ -201,7 +203,7 @@ def test_low_rank_steps_are_held_from_one_evaluation_to_the_next(
     """And the last evaluation is one of the weights that the journal gives."""
     config = settings(llama, data, method="lozo", dtype="bf16", lr=1e-2)
     result = run(config, tmp_path / "held")
-    assert Config.load(tmp_path / "held" / "config.toml").fold == 4
+    assert Config.load(tmp_path / "held" / "config.toml").fold is None
     assert read(tmp_path / "held").header.parts["fold"] == "4"
     model = load(config.model, "bf16", "cpu")
     zb.load(model, tmp_path / "held")
@@ -211,6 +213,60 @@ def test_low_rank_steps_are_held_from_one_evaluation_to_the_next(
     for one, other in zip(lines(result.folder), lines(plain.folder), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], abs=0.05)
     assert lines(result.folder)[-1] != lines(result.folder)[0]
+    # what a run of another time held is in its journal
+    run(config.replace(fold=2), tmp_path / "two", Kill(5))
+    toml = tmp_path / "two" / "config.toml"
+    toml.write_text(toml.read_text().replace("fold = 2\n", ""))
+    make(config, tmp_path / "two")
+    assert read(tmp_path / "two").header.parts["fold"] == "2"
+    assert kept(run(config.replace(fold=2), tmp_path / "again").folder) == kept(tmp_path / "two")
+
+
+def test_weights_between_two_folds_can_be_had(llama: Path, data: Path, tmp_path: Path) -> None:
+    config = settings(llama, data, method="lozo", dtype="bf16", lr=1e-2)
+    folder = run(config, tmp_path / "run").folder
+    contents = read(folder)
+    model = load(config.model, "bf16", "cpu")
+    optimizer = contents.header.rebuild(model)
+    zb.replay(optimizer, contents.records[:7])
+    behind = copy_of(model)
+    optimizer.settle()
+    assert not same(copy_of(model), behind)
+    out = tmp_path / "seventh"
+    assert CliRunner().invoke(app, ["replay", str(folder), "--step", "7", "--out", str(out)]).exit_code == 0
+    assert same(copy_of(load(str(out), "bf16", "cpu")), copy_of(model))
+
+
+def test_steps_under_way_when_a_run_fails_are_kept(
+    llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: type
+) -> None:
+    """As on a GPU that runs out of memory: the journal hears of what was taken, and the run goes on from there."""
+    from zeroblock.engine import engine as engines
+    from zeroblock.engine import graph
+
+    config = settings(llama, data, eval_start=False, eval_every=10)
+    whole = run(config, tmp_path / "whole")
+    build, launch = engines.Engine.__init__, engines.launch
+
+    def building(self: Any, *arguments: Any, **options: Any) -> None:
+        build(self, *arguments, **options)
+        self.graphs = graph.Graphs()
+
+    def failing(optimizer: Any, objective: Any) -> Any:
+        if optimizer.steps == 6:
+            assert len(read(tmp_path / "run").records) < 6
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return launch(optimizer, objective)
+
+    monkeypatch.setattr(graph.Graphs, "pays", staticmethod(lambda tokens, weights: False))
+    monkeypatch.setattr(engines.Engine, "__init__", building)
+    monkeypatch.setattr(engines, "launch", failing)
+    with pytest.raises(ZeroBlockError, match="the steps taken are kept"):
+        run(config, tmp_path / "run")
+    assert len(read(tmp_path / "run").records) == 6
+    monkeypatch.setattr(engines, "launch", launch)
+    resume(tmp_path / "run")
+    assert kept(tmp_path / "run") == kept(whole.folder)
 
 
 @pytest.mark.parametrize("how", ["empty", "cut", "flipped", "another run's", "half removed"])

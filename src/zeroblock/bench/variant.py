@@ -11,7 +11,7 @@ from torch import nn
 from ..engine import Engine
 from ..engine.fork import ForkError
 from ..errors import unknown
-from ..method import METHODS, get
+from ..method import METHODS, get, specimen
 from ..optimizer import ZeroOrder
 from ..subspace import LowRank
 from .batch import Batch, Load
@@ -77,7 +77,7 @@ class Variant(Protocol):
         """Wait for what is still under way; the next steps are the first again, on the same blocks.
 
         Args:
-            steps: how many follow; they end with a fold, so that none is left out.
+            steps: how many follow; they end with a fold, unless they are fewer than half of one's steps.
         """
         ...
 
@@ -134,7 +134,8 @@ class Ours:
 
     def rewind(self, steps: int) -> None:
         self.optimizer.flush()
-        self.optimizer.load_state_dict({**self._start, "steps": -steps % self.optimizer.fold})
+        fold = self.optimizer.fold
+        self.optimizer.load_state_dict({**self._start, "steps": -steps % fold if 2 * steps >= fold else 0})
 
     def gemm_ms(self, ceiling: Ceiling, load: Load) -> float | None:
         if not self.forked:
@@ -182,9 +183,9 @@ def build(
     engine = Engine(model, fork=choice.engine == "forked", max_tokens=max_tokens, **options)
     if choice.engine == "forked" and not engine.forked:
         raise ForkError(f"{type(model).__name__} cannot be forked: {engine.why}")
-    optimizer = get(choice.method)(model, lr=LR, seed=seed)
-    if interval is not None and len(optimizer.blocks) > 1 and optimizer.interval > 1:
-        optimizer = get(choice.method)(model, lr=LR, seed=seed, interval=interval)
-    if isinstance(optimizer.subspace, LowRank):  # as a run does
-        optimizer = get(choice.method)(model, lr=LR, seed=seed, fold=optimizer.interval)
-    return Ours(optimizer, engine, choice.engine == "forked")
+    plain, given = get(choice.method)(specimen()), {}
+    if interval is not None and len(plain.blocks) > 1 and plain.interval > 1:
+        given["interval"] = interval
+    if isinstance(plain.subspace, LowRank):  # as a run does
+        given["fold"] = plain.interval
+    return Ours(get(choice.method)(model, lr=LR, seed=seed, **given), engine, choice.engine == "forked")

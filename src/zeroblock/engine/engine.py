@@ -279,8 +279,9 @@ class Objective:
         graphs = self.engine.graphs
         if graphs is None:
             return None
-        captured = graphs.step(optimizer, self)
-        return launch(optimizer, self) if captured is None else captured
+        with torch.cuda.device_of(next(self.engine.model.parameters())):
+            captured = graphs.step(optimizer, self)
+            return launch(optimizer, self) if captured is None else captured
 
     def losses(self, points: Sequence[Point]) -> Tensor:
         """(R,) in fp32: the loss at each point, or one at the weights as they are."""

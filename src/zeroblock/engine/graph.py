@@ -67,8 +67,9 @@ def _move(optimizer: ZeroOrder, losses: Tensor, lr: Tensor, live: Tensor) -> Ten
     """From the losses to the weights, on the device: what is to be known of the step."""
     estimator, losses = cast(Finite, optimizer.estimator), losses.double()
     coeffs = estimator.coeffs(losses)
-    optimizer.move(coeffs, lr, live)
-    return torch.cat([estimator.loss(losses)[None], losses, coeffs.double()])
+    numbers = torch.cat([estimator.loss(losses)[None], losses, coeffs.double()])
+    optimizer.move(coeffs, lr, live)  # last: what can fail has not, and a step is taken whole or not at all
+    return numbers
 
 
 class _Captured(NamedTuple):
@@ -152,9 +153,10 @@ class Graphs:
             self._keep(key, captured)
         else:
             self._steps.move_to_end(key)
+        told = torch.empty_like(captured.numbers)  # before the step, which is taken whole or not at all
         captured.inputs.copy_(host, non_blocking=True)
         captured.graph.replay()
-        return captured.numbers.clone()
+        return told.copy_(captured.numbers)
 
     def _capture(
         self,

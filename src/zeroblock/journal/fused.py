@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .kernel import Matrix, Piece, Pieces, Steps
 
 WORK = 10**11
-"""Weights times steps of a launch: a fifth of a second on an H200."""
+"""Weights times folds of a launch: a fifth of a second on an H200."""
 ROOM = 1 << 24
 """Coordinates of a matrix that are drawn before a launch, in fp32: 64 MiB."""
 MOST = 1 << 15

@@ -50,6 +50,10 @@ def _backend(device: str) -> ModuleType:
     return importlib.import_module(f".{name}", __name__)
 
 
+def _is_triton(module: ModuleType) -> bool:
+    return module.__name__.endswith("triton")
+
+
 def _check(param: Tensor) -> None:
     if param.dtype not in DTYPES:
         names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
@@ -112,7 +116,7 @@ def fill_(
     if start is None:
         module.fill_(flat, key, alphas, offset=offset, distribution=distribution)
         return out
-    mixed = module.__name__.endswith("triton")  # the kernel reads one dtype and writes another
+    mixed = _is_triton(module) and out.dtype != torch.float64  # the kernel reads one dtype and writes another
     wide = flat if mixed or out.dtype == start.dtype else torch.empty_like(start).view(-1)
     module.add_noise_(
         wide, start.view(-1), key, alphas, offset=offset, decay=decay, mask=None, distribution=distribution,
@@ -287,7 +291,7 @@ def add_outer_(
     m, n = len(z), len(v)
     whole = param.detach().contiguous()
     module = backend(param.device)
-    if module.__name__.endswith("triton"):
+    if _is_triton(module):
         module.add_outer_(
             whole.view(-1), z.contiguous(), v.contiguous(), alpha, key.to(stream=ROUNDING), offset=offset, decay=decay,
             rounding=rounding, flip=flip,
@@ -367,7 +371,7 @@ def adam_(
     if isinstance(scalars, Tensor) and scalars.dtype != torch.float32:
         raise TypeError(f"a tensor of scalars must be float32, got {scalars.dtype}")
     module = backend(param.device)
-    on_device = isinstance(scalars, Tensor) and module.__name__.endswith("triton")
+    on_device = isinstance(scalars, Tensor) and _is_triton(module)
     numbers = scalars if on_device else tuple(float(s) for s in scalars)
     if len(numbers) < 5:
         raise ValueError(f"scalars are taken, -lr, c1, c2 and at least one share, got {len(numbers)}")

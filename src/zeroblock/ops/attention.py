@@ -100,11 +100,12 @@ def packed(
     out = torch.empty(rows, length, heads, size, dtype=query.dtype, device=query.device)
     single = query.dtype == torch.float32
     m, n = (32, 32) if single else (64, 64)
-    _packed[(triton.cdiv(length, m), rows * heads)](
-        query, key, value, out, row.start, row.trunk, row.branch, row.positions,
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
-        length, heads, heads // key.shape[1], scale, softcap or 0.0, window or 0,
-        CAP=softcap is not None, WINDOW=window is not None, D=size, WIDE=max(16, triton.next_power_of_2(size)),
-        M=m, N=n, PRECISION="ieee" if single else "tf32", num_warps=4,
-    )  # fmt: skip
+    with torch.cuda.device_of(query):
+        _packed[(triton.cdiv(length, m), rows * heads)](
+            query, key, value, out, row.start, row.trunk, row.branch, row.positions,
+            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
+            length, heads, heads // key.shape[1], scale, softcap or 0.0, window or 0,
+            CAP=softcap is not None, WINDOW=window is not None, D=size, WIDE=max(16, triton.next_power_of_2(size)),
+            M=m, N=n, PRECISION="ieee" if single else "tf32", num_warps=4,
+        )  # fmt: skip
     return out[..., :wide].contiguous()

@@ -446,15 +446,16 @@ def _launch(
         pointer, alpha = int(len(alphas) > 1 or out.dtype == torch.float64), alphas[0]
         coeffs = _coeffs(out, decay, threshold, *alphas) if pointer else out
     clock = out if _clock is None else _clock
-    for first, tiles, whole in launches:
-        _add_noise[(tiles,)](
-            out, out if minus is None else minus, out if x is None else x, coeffs, clock, n, base, lead, shift, first,
-            alpha, decay, threshold, *key.words, *mask_words, limit,
-            ALIGNED=shift == 0, WHOLE=whole, PROBES=len(alphas), POINTER=pointer, CLOCK=_clock is not None,
-            PAIR=minus is not None, LOAD=x is not None, DECAY=decay != 1.0, MASK=MASKS[type(mask)],
-            RADEMACHER=distribution == Distribution.RADEMACHER, STOCHASTIC=stochastic, FLIP=flip,
-            GROUPS=groups, num_warps=warps, enable_fp_fusion=False,
-        )  # fmt: skip
+    with torch.cuda.device_of(out):
+        for first, tiles, whole in launches:
+            _add_noise[(tiles,)](
+                out, out if minus is None else minus, out if x is None else x, coeffs, clock,
+                n, base, lead, shift, first, alpha, decay, threshold, *key.words, *mask_words, limit,
+                ALIGNED=shift == 0, WHOLE=whole, PROBES=len(alphas), POINTER=pointer, CLOCK=_clock is not None,
+                PAIR=minus is not None, LOAD=x is not None, DECAY=decay != 1.0, MASK=MASKS[type(mask)],
+                RADEMACHER=distribution == Distribution.RADEMACHER, STOCHASTIC=stochastic, FLIP=flip,
+                GROUPS=groups, num_warps=warps, enable_fp_fusion=False,
+            )  # fmt: skip
 
 
 def add_(
@@ -506,13 +507,14 @@ def _launch_add(
     (base, lead, shift), launches = _tiles(n, offset, groups)
     coeffs = _coeffs(x, decay, alpha) if x.dtype == torch.float64 else x
     clock = x if _clock is None else _clock
-    for first, tiles, whole in launches:
-        _add[(tiles,)](
-            x, delta, v, coeffs, clock, n, base, lead, shift, first, alpha, decay, *key.words, width,
-            ALIGNED=shift == 0, WHOLE=whole, RANK=rank, CLOCK=_clock is not None, DECAY=decay != 1.0,
-            STOCHASTIC=rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2,
-            FLIP=flip, GROUPS=groups, num_warps=warps, enable_fp_fusion=False,
-        )  # fmt: skip
+    with torch.cuda.device_of(x):
+        for first, tiles, whole in launches:
+            _add[(tiles,)](
+                x, delta, v, coeffs, clock, n, base, lead, shift, first, alpha, decay, *key.words, width,
+                ALIGNED=shift == 0, WHOLE=whole, RANK=rank, CLOCK=_clock is not None, DECAY=decay != 1.0,
+                STOCHASTIC=rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2,
+                FLIP=flip, GROUPS=groups, num_warps=warps, enable_fp_fusion=False,
+            )  # fmt: skip
 
 
 def adam_(
@@ -536,12 +538,13 @@ def adam_(
     if not isinstance(scalars, Tensor):
         scalars = torch.tensor(scalars, dtype=torch.float32).to(x.device, non_blocking=True)
     clock = x if _clock is None else _clock
-    for first, tiles, whole in launches:
-        _adam[(tiles,)](
-            x, m, v, scalars, clock, n, base, lead, shift, first, *constants, decay, threshold, *key.words,
-            key.to(stream=ROUNDING).words[3], *mask_words, limit,
-            ALIGNED=shift == 0, WHOLE=whole, PROBES=len(scalars) - 4, CLOCK=_clock is not None, DECAY=decay != 1.0,
-            MASK=MASKS[type(mask)], RADEMACHER=distribution == Distribution.RADEMACHER,
-            STOCHASTIC=rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2,
-            GROUPS=ADAM_GROUPS, num_warps=WARPS, enable_fp_fusion=False,
-        )  # fmt: skip
+    with torch.cuda.device_of(x):
+        for first, tiles, whole in launches:
+            _adam[(tiles,)](
+                x, m, v, scalars, clock, n, base, lead, shift, first, *constants, decay, threshold, *key.words,
+                key.to(stream=ROUNDING).words[3], *mask_words, limit,
+                ALIGNED=shift == 0, WHOLE=whole, PROBES=len(scalars) - 4, CLOCK=_clock is not None, DECAY=decay != 1.0,
+                MASK=MASKS[type(mask)], RADEMACHER=distribution == Distribution.RADEMACHER,
+                STOCHASTIC=rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2,
+                GROUPS=ADAM_GROUPS, num_warps=WARPS, enable_fp_fusion=False,
+            )  # fmt: skip

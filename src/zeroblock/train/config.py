@@ -135,12 +135,16 @@ class Config:
         return self.method not in MEASURED
 
     @property
+    def every(self) -> int:
+        """Steps from one evaluation to the next; the last one comes at the end, whenever that is."""
+        return self.eval_every or max(1, self.steps // 5)
+
+    @property
     def evaluations(self) -> tuple[int, ...]:
         """The steps after which the run is evaluated, in order."""
         if not self.trains:
             return (0,)
-        every = self.eval_every or max(1, self.steps // 5)
-        points = set(range(every, self.steps + 1, every)) | {self.steps}
+        points = set(range(self.every, self.steps + 1, self.every)) | {self.steps}
         return tuple(sorted(points | {0} if self.eval_start else points))
 
     def replace(self, **changes: Any) -> Config:

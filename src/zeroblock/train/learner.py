@@ -128,8 +128,27 @@ def options(config: Config) -> dict[str, Any]:
 
 def optimizer(config: Config, model: nn.Module) -> ZeroOrder:
     """The optimizer of a configuration's method."""
-    return METHODS[config.method](
-        model, lr=config.lr, eps=config.eps, seed=config.seed, weight_decay=config.weight_decay, **options(config)
+    given = {"lr": config.lr, "eps": config.eps, "seed": config.seed, "weight_decay": config.weight_decay}
+    given |= options(config)
+    if config.fold is None:
+        given["fold"] = _fold(METHODS[config.method](specimen(), **given), config)
+    return METHODS[config.method](model, **given)
+
+
+def _fold(plain: ZeroOrder, config: Config) -> int:
+    """The steps that a run holds where it does not say: as many as leave the weights whole at every evaluation."""
+    if not isinstance(plain.subspace, LowRank) or config.as_published or config.weight_decay:
+        return 1
+    return math.gcd(plain.interval, config.every) if config.every < config.steps else plain.interval
+
+
+def folds_if(config: Config, built: ZeroOrder) -> str:
+    """What would let a run hold its steps for a whole turn; empty where it does, or cannot."""
+    if config.fold is not None or built.fold == _fold(built, config.replace(eval_every=config.steps)):
+        return ""
+    return (
+        f"steps reach the weights every {built.fold}, and not every {built.interval}, for evaluations every "
+        f"{config.every}: --eval-every {-(-config.every // built.interval) * built.interval} is faster"
     )
 
 
@@ -147,26 +166,15 @@ def check(config: Config) -> None:
         except TypeError as error:
             raise ZeroBlockError(f"{config.method} takes no {words.get(name, name)}") from error
     built = optimizer(config, specimen())
-    for step in config.evaluations[:-1]:
-        if step % built.fold:
-            raise ZeroBlockError(
-                f"fold {built.fold} leaves the weights behind at step {step}, where they are to be evaluated: give "
-                "--eval-every a multiple of it, or --fold a divisor of --eval-every"
-            )
+    if config.every < config.steps and config.every % built.fold:
+        raise ZeroBlockError(
+            f"fold {built.fold} leaves the weights behind at step {config.every}, where they are to be evaluated: give "
+            "--eval-every a multiple of it, or --fold a divisor of --eval-every"
+        )
     if config.order is not None and len(built.blocks) == 1:
         raise ZeroBlockError(
             f"{config.method} has one block, and so no order: use a method of blocks, such as mezo_bcd"
         )
-
-
-def fold(config: Config) -> int | None:
-    """The steps that a run holds where it does not say: as many as leave the weights whole at every evaluation."""
-    if config.fold is not None or config.method not in METHODS or config.as_published or config.weight_decay:
-        return config.fold
-    built = optimizer(config, specimen())
-    if not isinstance(built.subspace, LowRank):
-        return None
-    return math.gcd(built.interval, *config.evaluations[:-1])
 
 
 def learner(config: Config, model: nn.Module, listener: Listener) -> Learner:

@@ -20,7 +20,7 @@ from .config import BACKPROPAGATION, EXECUTION, Config
 from .data import Order
 from .evaluate import Evaluation
 from .folder import Folder, Measurement
-from .learner import ZerothOrder, learner
+from .learner import ZerothOrder, folds_if, learner
 from .rate import rate
 from .setting import Setting, prepare, resolve
 from .stop import Stop, Stopped
@@ -89,6 +89,7 @@ def resume(out: str | Path, view: View | None = None, *, force: bool = False, **
     with Journal.open(folder.journal, fsync=config.fsync) as journal:
         if journal.note:
             view.note(journal.note)
+        config = config.replace(fold=journal.header.method.get("fold", 1))
         setting = prepare(config, tell=view.note)
         if journal.header.data != setting.fingerprint:
             raise ZeroBlockError(
@@ -156,6 +157,9 @@ def _begin(config: Config, folder: Folder, view: View, again: bool = False) -> R
     session = _Session(setting, folder, view)
     if not isinstance(session.learner, ZerothOrder):
         return session.go()
+    seldom = folds_if(config, session.learner.optimizer)
+    if seldom:
+        view.note(seldom)
     header = Header.of(
         session.learner.optimizer, model=config.model, task=Path(config.task).name, data=setting.fingerprint,
         method=config.method, random_weights=config.random_weights, exams=setting.examined,
@@ -237,6 +241,10 @@ class _Session:
                 self._flush()
                 taken = len(self.records)  # which a replay that was stopped has not come to
                 return Result(self.folder.path, taken, None, stop.reason, stop.code)
+            except Exception:
+                with contextlib.suppress(Exception):  # steps that were under way; the error is the one to hear of
+                    self._flush()
+                raise
             self._flush()
             summary = self._summary()
             self.folder.finish(summary)
@@ -274,8 +282,8 @@ class _Session:
     def _evaluate(self, stop: Stop) -> None:
         """Measure what has not been measured yet at this step."""
         self._flush()
-        if self.learner is not None and self.steps >= self.config.steps:
-            self.learner.settle()
+        if self.learner is not None:
+            self.learner.settle()  # which is to do at the end only: between, evaluations come with folds
         for split, exam in self.setting.exams.items():
             if split in self.folder.at(self.steps):
                 continue

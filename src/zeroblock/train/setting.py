@@ -22,7 +22,6 @@ from . import shelf
 from .config import BACKPROPAGATION, Config
 from .data import digest, fingerprint
 from .evaluate import Evaluator, Exam
-from .learner import fold
 from .shot import Demonstrations
 
 
@@ -95,7 +94,6 @@ def resolve(config: Config) -> Config:
     return config.replace(
         dtype=names[models.precision(dtype, device)],
         eval_every=config.eval_every or max(1, config.steps // 5),
-        fold=fold(config),
         model=_absolute(config.model) if _is_place(config.model) else config.model,
         task=_absolute(config.task) if config.task not in tasks.TASKS and is_path(config.task) else config.task,
         data=_absolute(config.data) if config.data is not None else None,
