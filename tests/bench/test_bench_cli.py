@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -151,6 +152,32 @@ def test_memory_of_opt_125m_by_hand(tmp_path: Path) -> None:
     assert "0.328" in text  # (125,239,296 + 38,608,896) × 2 bytes
 
 
+def test_peaks_of_many_tasks_can_be_read_in_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = tmp_path / "bench.csv"
+    variants = [("mezo-reference", "reference"), ("mezo_bcd", "forked"), ("mezo_bcd_adam", "forked")]
+    sizes = itertools.count(27_110_000_000, 10_000_000)
+    found = [
+        row(model="opt-125m", task=task, method=method, engine=engine, peak_bytes=next(sizes))
+        for task in ("sst2", "boolq", "multirc", "squad")
+        for method, engine in variants
+    ]
+    record.append(path, found)
+    text = call("memory", "--model", "opt-125m", "--measured", path)
+    assert "…" not in text
+    assert [f"27.{n}" in text for n in range(11, 23)] == [True] * 12
+    record.append(path, [row(model="opt-125m", device="cpu", batch_size=4, peak_bytes=1_230_000_000)])
+    text = call("memory", "--model", "opt-125m", "--measured", path)
+    assert "…" not in text
+    assert "1.23" in text
+
+
+def test_plot_names_the_devices_that_were_measured(tmp_path: Path) -> None:
+    record.append(tmp_path / "bench.csv", [row()])
+    with pytest.raises(ZeroBlockError, match=r"unknown device 'gpu'.*cuda"):
+        call("plot", "--csv", tmp_path / "bench.csv", "--out", tmp_path, "--device", "gpu")
+
+
 def test_plot_draws_both_figures(tmp_path: Path) -> None:
     path, out = tmp_path / "bench.csv", tmp_path / "docs"
     fork = {"method": "mezo_bcd", "engine": "forked", "mean_ms": 22.3, "ratio_to_reference": 20.7}
@@ -167,7 +194,8 @@ def test_plot_without_peaks_draws_time_alone(tmp_path: Path) -> None:
     record.append(path, [row(peak_bytes=None, ratio_to_reference=None)])
     call("plot", "--csv", path, "--out", out)
     assert sorted(p.name for p in out.iterdir()) == ["bench_time.pdf", "bench_time.png"]
+    (tmp_path / "empty.csv").touch()
     with pytest.raises(ZeroBlockError, match="no rows to draw"):
-        call("plot", "--csv", path, "--out", out, "--device", "cpu")
+        call("plot", "--csv", tmp_path / "empty.csv", "--out", out, "--device", "cpu")
     with pytest.raises(ZeroBlockError, match="write it with: zeroblock bench step"):
         call("plot", "--csv", tmp_path / "none.csv", "--out", out)

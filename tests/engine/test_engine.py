@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -13,6 +16,8 @@ from test_engine_equality import slow_scores
 import zeroblock as zb
 from toy import same, snapshot
 from zeroblock.engine import Engine
+from zeroblock.engine.engine import Objective
+from zeroblock.engine.graph import Graphs
 from zeroblock.engine.pack import cost, pack, split
 from zeroblock.task import Encoded
 
@@ -154,3 +159,93 @@ def test_bad_arguments() -> None:
         Engine(model, graphs=True)
     with pytest.raises(zb.ZeroBlockError, match="at least one example"):
         Engine(model).objective([], [])
+
+
+SUBMITTED: dict[str, Any] = {
+    "mezo": functools.partial(zb.mezo, lr=1e-3),
+    "mezo_bcd, clipped": functools.partial(zb.mezo_bcd, lr=1e-3, clip=0.5),
+    "three probes": functools.partial(zb.mezo_bcd, lr=1e-3, probes=3),
+    "one-sided": functools.partial(zb.ZeroOrder, lr=1e-3, estimator=zb.OneSided(probes=2)),
+    "Bernoulli": functools.partial(zb.ZeroOrder, lr=1e-3, subspace=zb.Bernoulli(0.3), interval=3),
+    "lozo, held": functools.partial(zb.lozo, lr=1e-3, interval=10, fold=5),
+    "Adam": functools.partial(zb.mezo_bcd_adam, lr=1e-3, interval=5),
+    "adaptive": functools.partial(zb.mezo_bcd_adaptive, lr=1e-3),
+}
+
+
+@pytest.fixture
+def launched(late: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are submitted, and none is captured."""
+    monkeypatch.setattr(Graphs, "pays", staticmethod(lambda tokens, weights: False))
+
+
+@pytest.mark.parametrize("max_tokens", [None, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", SUBMITTED)
+def test_steps_that_leave_the_update_to_the_device_are_the_steps(
+    name: str, dtype: torch.dtype, max_tokens: int | None, launched: None
+) -> None:
+    """As on a GPU, whose part is played by the CPU: the same records in order, the same weights to the bit."""
+    ends = []
+    for submitted in (True, False):
+        model = decoder("llama-tied", dtype)
+        engine = Engine(model, max_tokens=max_tokens)
+        if submitted:
+            engine.graphs = Graphs()
+        optimizer, heard = SUBMITTED[name](model), []
+        optimizer.listener = heard.append
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        for step in range(17):
+            optimizer.step(engine.objective(BATCH if step % 2 else BATCH[::-1], LABELS if step % 2 else LABELS[::-1]))
+            scheduler.step()
+            if step == 11:
+                optimizer.load_state_dict(optimizer.state_dict())
+        assert bool(optimizer._pending) == (submitted and name != "adaptive")
+        optimizer.flush()
+        optimizer.settle()
+        assert [record.step for record in heard] == list(range(17))
+        ends.append((heard, snapshot(model)))
+    assert ends[0][0] == ends[1][0]
+    assert same(ends[0][1], ends[1][1])
+
+
+def test_a_step_that_cannot_be_told_of_is_not_taken(launched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder("llama-tied")
+    engine, optimizer, before = Engine(model), zb.mezo_bcd(model, lr=1e-3), snapshot(model)
+    engine.graphs = Graphs()
+    join = torch.cat
+
+    def full(tensors: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+        if tensors[0].dtype == torch.float64:
+            raise torch.OutOfMemoryError("no room for the step's numbers")
+        return join(tensors, *arguments, **options)
+
+    monkeypatch.setattr(torch, "cat", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        optimizer.step(engine.objective(BATCH, LABELS))
+    assert optimizer.steps == 0
+    assert same(snapshot(model), before)
+
+
+def test_a_model_that_fails_forked_goes_on_one_point_after_another(
+    launched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While steps are under way; what they measured comes first."""
+    model = decoder("llama-tied")
+    engine, optimizer, heard = Engine(model), zb.mezo_bcd_adam(model, lr=1e-3, interval=4), []
+    engine.graphs = Graphs()
+    optimizer.listener = heard.append
+    losses = Objective.losses
+
+    def failing(self: Objective, points: Any) -> torch.Tensor:
+        if points and optimizer.steps == 2:
+            raise RuntimeError("boom")
+        return losses(self, points)
+
+    monkeypatch.setattr(Objective, "losses", failing)
+    with pytest.warns(zb.ZeroBlockWarning, match="one point after another: RuntimeError: boom"):
+        for _ in range(4):
+            optimizer.step(engine.objective(BATCH, LABELS))
+    optimizer.flush()
+    assert engine.graphs is None
+    assert [record.step for record in heard] == list(range(4))

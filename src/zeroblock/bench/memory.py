@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from ..block import layers
 from .record import Row
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,38 +138,47 @@ def document(needs: Sequence[Need], forward: Forward | None, peaks: Sequence[Row
 
 
 def show(title: str, needs: Sequence[Need], forward: Forward | None, peaks: Sequence[Row]) -> None:
-    """Print it: a line a method, a column of measured peaks for every task and engine."""
+    """Print it: a line a method, and of measured peaks a line for every method and engine, a column for every task."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
-    columns = list(dict.fromkeys(map(_column, peaks)))
-    several = len({(column.device, column.batch_size) for column in columns}) > 1
     sheet = Table(title=f"Peak memory of {title}, GB")
     sheet.add_column("method", no_wrap=True)
     for name in ("weights", "held", "kept", "total", "× weights"):
         sheet.add_column(name, justify="right")
-    for column in columns:
-        where = f"\n{column.device}, {column.batch_size}" if several else ""
-        sheet.add_column(f"{column.task}\n{column.engine}{where}", justify="right")
     for need in needs:
         numbers = (gigabytes(n * need.bytes_each) for n in (need.weights, need.held, need.kept, need.total))
-        sheet.add_row(
-            need.method, *numbers, f"{need.over_weights:.3f}", *(_peak(peaks, need.method, c) for c in columns)
-        )
-    known = {need.method for need in needs}
-    for method in dict.fromkeys(m for row in peaks if (m := _method(row)) not in known):
-        sheet.add_row(method, *[""] * 5, *(_peak(peaks, method, c) for c in columns))
+        sheet.add_row(need.method, *numbers, f"{need.over_weights:.3f}")
     console.print(sheet)
     if peaks:
-        console.print(
-            f"The columns by task were measured{', by device and batch size' if several else ''}, activations included."
-        )
+        console.print(_measured(title, peaks))
     if forward is not None:
         console.print(
             f"A forward of {forward.rows} rows of {forward.length} tokens holds, beside the table: logits at every "
             f"position {gigabytes(forward.logits)} GB a copy, keys and values {gigabytes(forward.cache)} GB."
         )
+
+
+def _measured(title: str, peaks: Sequence[Row]) -> Table:
+    from rich.table import Table
+
+    several = len({(row.device, row.batch_size) for row in peaks}) > 1
+    tasks = list(dict.fromkeys(row.task for row in peaks))
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in peaks:
+        engine = "published" if row.engine == "reference" else row.engine
+        where = (row.device, str(row.batch_size)) if several else ()
+        line = lines.setdefault((row.method.removesuffix("-reference"), engine, *where), {})
+        line[row.task] = "" if row.peak_bytes is None else gigabytes(row.peak_bytes)
+    sheet = Table(title=f"Measured peaks of {title}, activations included, GB")
+    for name in ("method", "engine", *(("device", "batch") if several else ())):
+        sheet.add_column(name, no_wrap=True)
+    for task in tasks:
+        sheet.add_column(task, justify="right")
+    for names, found in lines.items():
+        sheet.add_row(*names, *(found.get(task, "") for task in tasks))
+    return sheet
 
 
 def gigabytes(nbytes: float) -> str:
@@ -176,25 +188,3 @@ def gigabytes(nbytes: float) -> str:
     ('25.71', '0.051')
     """
     return f"{nbytes / 1e9:.2f}" if nbytes >= 1e9 else f"{nbytes / 1e9:.3f}"
-
-
-def _method(row: Row) -> str:
-    return row.method.removesuffix("-reference")
-
-
-class _Column(NamedTuple):
-    """What measured peaks stand under."""
-
-    task: str
-    engine: str
-    device: str
-    batch_size: int
-
-
-def _column(row: Row) -> _Column:
-    return _Column(row.task, "published" if row.engine == "reference" else row.engine, row.device, row.batch_size)
-
-
-def _peak(peaks: Sequence[Row], method: str, column: _Column) -> str:
-    found = [row for row in peaks if (_method(row), _column(row)) == (method, column)]
-    return gigabytes(found[-1].peak_bytes) if found and found[-1].peak_bytes is not None else ""

@@ -157,7 +157,11 @@ def plot(
     from ..bench import plot as drawing
     from ..bench import record
 
-    rows = [row for row in record.latest(record.read(csv)) if device in (None, row.device)]
+    rows = record.latest(record.read(csv))
+    there = list(dict.fromkeys(row.device for row in rows))
+    if rows and device is not None and device not in there:
+        raise unknown("device", device, there)
+    rows = [row for row in rows if device in (None, row.device)]
     for path in drawing.draw(rows, out):
         typer.echo(str(path))
 
