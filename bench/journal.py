@@ -79,6 +79,7 @@ def writing(args: argparse.Namespace) -> list[dict[str, object]]:
 def replaying(args: argparse.Namespace, method: str, dtype: torch.dtype) -> dict[str, object]:
     """Seconds to take all steps again."""
     options = {"fold": 50} if method.startswith("lozo") else {}  # as a run does
+    label = " ".join([method, *(f"{name}={value}" for name, value in options.items())])
     optimizer = zb.METHODS[method](build(args.model, args.device, dtype), 1e-6, **options)
     records = synthetic(optimizer, args.steps)
     warm = zb.METHODS[method](build("opt-125m", args.device, dtype), 1e-6, **options)
@@ -92,10 +93,10 @@ def replaying(args: argparse.Namespace, method: str, dtype: torch.dtype) -> dict
     moved = sum(numel[record.block] for record in records)
     rate = 2 * moved * dtype.itemsize / taken
     print(
-        f"replay, {args.model}, {method}, {name_of(dtype)}: {args.steps:,} steps in {taken:.1f} s, "
+        f"replay, {args.model}, {label}, {name_of(dtype)}: {args.steps:,} steps in {taken:.1f} s, "
         f"{rate / 1e9:.0f} GB/s, {moved / taken / 1e9:.1f} G weights/s"
     )
-    return row("replay", args.model, method, name_of(dtype), args.steps, taken, gb_per_s=rate / 1e9)
+    return row("replay", args.model, label, name_of(dtype), args.steps, taken, gb_per_s=rate / 1e9)
 
 
 def row(
