@@ -263,6 +263,9 @@ def test_wrong_closures() -> None:
         (lambda: {"loss": 1}, "must return a number, got dict"),
         (None, "needs a closure"),
         ([], "needs a closure"),
+        (torch.tensor(1.5), r"or a list of them; got tensor\(1.5"),
+        ("loss", "got 'loss'"),
+        ([None], r"got \[None\]"),
     ):
         with pytest.raises(ZeroBlockError, match=message):
             optimizer.step(closure)

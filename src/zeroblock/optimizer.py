@@ -363,11 +363,14 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def _measure(self, closure: Closure | Sequence[Closure] | None) -> Measure:
         """The mean over the closures at each point, measured forked where they can be."""
-        closures = [closure] if callable(closure) else list(closure or ())
+        closures = [closure] if callable(closure) else list(closure) if isinstance(closure, (list, tuple)) else []
 
         def measure(points: Sequence[Point]) -> list[float]:
-            if not closures:
-                raise ZeroBlockError("step() needs a closure: a function of no arguments that returns the loss")
+            if not closures or not all(map(callable, closures)):
+                raise ZeroBlockError(
+                    f"step() needs a closure, a function of no arguments that returns the loss, or a list of them; got "
+                    f"{closure!r}"
+                )
             if self.restore == "subtract":  # one walk, whatever the number of closures: it moves the weights
                 return visit(points, lambda: sum(map(value_of, closures)) / len(closures))
             losses = []

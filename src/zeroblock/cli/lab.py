@@ -85,6 +85,8 @@ def _carry_out(studies: Sequence[Study], out: Path, workers: int | None, summary
         with Runner(Runner.cores() if workers is None else workers, lambda: progress.advance(total)) as run:
             for study in studies:
                 progress.update(total, description=study.name)
+                if not console.is_terminal:
+                    console.print(study.name)
                 carry_out(study, out, run)
         progress.update(total, description="lab")
     if summary:
