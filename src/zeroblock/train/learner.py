@@ -144,11 +144,12 @@ def _fold(plain: ZeroOrder, config: Config) -> int:
 
 def folds_if(config: Config, built: ZeroOrder) -> str:
     """What would let a run hold its steps for a whole turn; empty where it does, or cannot."""
-    if config.fold is not None or built.fold == _fold(built, config.replace(eval_every=config.steps)):
+    whole = _fold(built, config.replace(eval_every=config.steps))
+    if config.fold is not None or built.fold == whole or config.steps <= built.interval:
         return ""
     return (
-        f"steps reach the weights every {built.fold}, and not every {built.interval}, for evaluations every "
-        f"{config.every}: --eval-every {-(-config.every // built.interval) * built.interval} is faster"
+        f"the weights are written every {built.fold} steps and not every {whole}, for evaluations every "
+        f"{config.every}: --eval-every {-(-config.every // whole) * whole} is faster"
     )
 
 
