@@ -22,6 +22,12 @@ def late(monkeypatch: pytest.MonkeyPatch) -> type:
 
     class Late:
         interrupts = 0
+        pace = 1.0
+
+        def __init__(self, enable_timing: bool) -> None: ...
+
+        def elapsed_time(self, later: object) -> float:
+            return Late.pace
 
         def record(self, stream: object) -> None: ...
 

@@ -263,9 +263,9 @@ def test_wrong_closures() -> None:
         (lambda: {"loss": 1}, "must return a number, got dict"),
         (None, "needs a closure"),
         ([], "needs a closure"),
-        (torch.tensor(1.5), r"or a list of them; got tensor\(1.5"),
-        ("loss", "got 'loss'"),
-        ([None], r"got \[None\]"),
+        (torch.tensor(1.5), "or a list of them; got Tensor"),
+        ("loss", "got str"),
+        ([None], "got list"),
     ):
         with pytest.raises(ZeroBlockError, match=message):
             optimizer.step(closure)
@@ -281,6 +281,7 @@ def test_wrong_closures() -> None:
         ({"probes": 0}, "probes must be at least 1"),
         ({"interval": 0}, "interval must be a whole number and at least 1"),
         ({"interval": 2.5}, "interval must be a whole number and at least 1, got 2.5"),
+        ({"interval": torch.tensor(2.5)}, "interval must be a whole number"),
         ({"restore": "add"}, "restore must be 'copy' or 'subtract'"),
         ({"weight_decay": -0.1}, "weight_decay must be"),
         ({"clip": 0.0}, "clip must be finite and positive, or None, got 0"),
@@ -459,7 +460,7 @@ def test_ctrl_c_while_waiting_loses_no_record(late: type) -> None:
     optimizer.listener = heard.append
     for _ in range(5):
         optimizer.step(Now(next_token(model)))
-    assert not heard
+    assert len(heard) < 4
     late.interrupts = 2
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
@@ -470,28 +471,48 @@ def test_ctrl_c_while_waiting_loses_no_record(late: type) -> None:
 
 @pytest.mark.filterwarnings("ignore::zeroblock.ZeroBlockWarning")
 @pytest.mark.parametrize("bad", [(1, 2, 3), (4, 5, 6, 7)])
-def test_a_good_step_does_not_hide_the_bad_ones_before_it(bad: tuple[int, ...], late: type) -> None:
+def test_a_good_step_does_not_hide_the_bad_ones_before_it(
+    bad: tuple[int, ...], late: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, heard = Tiny(), []
     optimizer = zb.mezo_bcd(model, 1e-2, patience=3)
     optimizer.listener = heard.append
     objective = Now(next_token(model))
-    objective.bad = bad
-    for _ in range(9):
+    objective.bad = (*bad, 9)
+    monkeypatch.setattr("zeroblock.optimizer.LAG", 1e9)  # all are under way at a time
+    for _ in range(11):
         optimizer.step(objective)
-    with pytest.raises(ZeroBlockError, match=f"not finite for {len(bad)} steps in a row"):
+    assert not heard
+    with pytest.raises(
+        ZeroBlockError, match=f"not finite for {len(bad)} steps in a row, the last being step {bad[-1]}"
+    ):
         optimizer.flush()
-    assert [record.step for record in heard] == list(range(9))
+    assert [record.step for record in heard] == list(range(11))
 
 
-def test_a_long_step_is_not_left_behind(late: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few are under way: so a stop does not wait for minutes, and a kill loses little."""
-    model, heard, clock = Tiny(), [], itertools.count(step=0.4)
-    monkeypatch.setattr("zeroblock.optimizer.time.monotonic", lambda: next(clock))
+@pytest.mark.parametrize(("pace", "most"), [(1.0, 64), (18.0, 55), (400.0, 2), (9000.0, 2)])
+def test_steps_under_way_are_a_second_of_work(pace: float, most: int, late: type) -> None:
+    """So a stop does not wait for minutes, and a kill loses little; never so few that the device waits."""
+    late.pace = pace
+    model, heard, behind = Tiny(), [], []
     optimizer = zb.mezo_bcd(model, 1e-2)
     optimizer.listener = heard.append
-    for _ in range(10):
+    for _ in range(100):
         optimizer.step(Now(next_token(model)))
-    assert optimizer.steps - len(heard) <= 3
+        behind.append(optimizer.steps - len(heard))
+    assert max(behind[:3]) <= 2  # it is not known yet
+    assert max(behind) == behind[-1] == most
+
+
+def test_a_state_is_not_of_the_middle_of_a_step() -> None:
+    """The block of the next turn is not chosen yet when a listener hears of the last step of this one."""
+    model = Tiny()
+    optimizer = zb.mezo_bcd(model, 1e-2, interval=2)
+    optimizer.listener = lambda record: optimizer.state_dict()
+    optimizer.step(next_token(model))
+    with pytest.raises(ZeroBlockError, match="outside of the listener"):
+        optimizer.step(next_token(model))
+    assert optimizer.state_dict()["steps"] == 2
 
 
 def test_a_schedule_need_not_say_that_it_learns(late: type) -> None:

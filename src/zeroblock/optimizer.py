@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-import time
+import operator
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,8 +32,8 @@ from .subspace import Alphas, Basis, Elementwise, Factored, Full, LowRank, Spars
 
 PENDING = 64
 """Submitted steps that may be under way before the host waits for the oldest."""
-LAG = 1.0
-"""Seconds after which it is waited for anyway: a stop, or a kill, is never many long steps behind."""
+LAG = 1000.0
+"""Milliseconds of work that they may amount to, two steps at least: a stop, or a kill, is not far behind."""
 
 
 class _Pending(NamedTuple):
@@ -43,7 +43,6 @@ class _Pending(NamedTuple):
     block: int
     lr: float
     probes: int
-    since: float
     host: Tensor
     event: torch.cuda.Event
 
@@ -113,7 +112,7 @@ class ZeroOrder(torch.optim.Optimizer):
         if clip is not None and not (clip > 0 and math.isfinite(clip)):
             raise ZeroBlockError(f"clip must be finite and positive, or None, got {clip}")
         for name, count in (("interval", interval), ("fold", fold), ("patience", patience)):
-            if not hasattr(count, "__index__") or count < 1:
+            if not _is_whole(count) or count < 1:
                 raise ZeroBlockError(f"{name} must be a whole number and at least 1, got {count!r}")
         if restore not in ("copy", "subtract"):
             raise ZeroBlockError(f"restore must be 'copy' or 'subtract', got {restore!r}")
@@ -172,6 +171,9 @@ class ZeroOrder(torch.optim.Optimizer):
         self._rooms: dict[tuple[torch.dtype, torch.device], tuple[Tensor, int]] = {}
         """Memory for states that are dropped at the end of a turn, and how much of it is taken."""
         self._pending: deque[_Pending] = deque()
+        self._ended: torch.cuda.Event | None = None
+        self._pace = LAG
+        """Milliseconds from the end of one submitted step to the next, the last time."""
         self._enter_turn()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -266,13 +268,14 @@ class ZeroOrder(torch.optim.Optimizer):
                 return None
             host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             host.copy_(numbers, non_blocking=True)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(numbers.device))
             lr, probes = float(self.param_groups[0]["lr"]), self.estimator.probes
-            self._pending.append(_Pending(self.steps, self.block, lr, probes, time.monotonic(), host, event))
+            self._pending.append(_Pending(self.steps, self.block, lr, probes, host, event))
             self._count()
+            most = max(2, min(PENDING, int(LAG / self._pace)))
             try:
-                self._collect(0 if getattr(self.schedule, "learns", True) else PENDING)
+                self._collect(0 if getattr(self.schedule, "learns", True) else most)
             finally:
                 if self.steps % self.interval == 0:
                     self._enter_turn()
@@ -331,21 +334,23 @@ class ZeroOrder(torch.optim.Optimizer):
         bad, run = None, 0
         while self._pending:
             first = self._pending[0]
-            late = len(self._pending) > most or time.monotonic() - first.since > LAG
-            if not (late or first.event.query() or run >= self.patience):
+            if not (len(self._pending) > most or first.event.query() or run >= self.patience):
                 break
-            first.event.synchronize()  # where Ctrl-C may come: it has not been taken out yet
+            first.event.synchronize()  # where Ctrl-C may come in flush(): the step has not been taken out yet
             with uninterrupted():
                 self._pending.popleft()
+                if self._ended is not None:
+                    self._pace = max(1e-3, self._ended.elapsed_time(first.event))
+                self._ended = first.event
                 loss, *rest = first.host.tolist()
                 losses, coeffs = tuple(rest[: -first.probes]), tuple(rest[-first.probes :])
                 finite = all(map(math.isfinite, coeffs))
                 if finite and first.step // self.interval == self._turn:
                     for state in self.state.values():
                         state["t"] += 1
-                bad = bad if finite else first.step
                 self._deliver(Record(first.step, first.block, coeffs, first.lr, losses, loss), finite)
-                run = max(run, self._run_of_bad)
+                if self._run_of_bad > run:
+                    bad, run = first.step, self._run_of_bad
         if bad is not None:
             self._complain(bad, run)
 
@@ -368,8 +373,8 @@ class ZeroOrder(torch.optim.Optimizer):
         def measure(points: Sequence[Point]) -> list[float]:
             if not closures or not all(map(callable, closures)):
                 raise ZeroBlockError(
-                    f"step() needs a closure, a function of no arguments that returns the loss, or a list of them; got "
-                    f"{closure!r}"
+                    "step() needs a closure, a function of no arguments that returns the loss, or a list of them; got "
+                    f"{type(closure).__name__}"
                 )
             if self.restore == "subtract":  # one walk, whatever the number of closures: it moves the weights
                 return visit(points, lambda: sum(map(value_of, closures)) / len(closures))
@@ -575,6 +580,8 @@ class ZeroOrder(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """Everything that continuing needs besides the weights: plain values and tensors."""
         self._refuse_settled()
+        if self._turn != self.steps // self.interval:
+            raise ZeroBlockError("a state is of the time between two steps: take it outside of the listener")
         self.flush()
         names = {id(p): n for n, p in self.params.items()}
         return {
@@ -639,6 +646,14 @@ class ZeroOrder(torch.optim.Optimizer):
         raise ZeroBlockError(
             "an optimizer is not copied or pickled: build one on the other model and load this one's state_dict()"
         )
+
+
+def _is_whole(count: object) -> bool:
+    try:
+        operator.index(count)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
 
 
 def _check_fold(fold: int, interval: int, subspace: Subspace | None, restore: str, weight_decay: float) -> None:

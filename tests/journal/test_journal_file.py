@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import signal
@@ -370,3 +371,22 @@ def test_a_writer_killed_twenty_times_loses_nothing_that_was_whole(path: Path) -
         known = len(found)
     assert known > 100
     assert all(key(a) == key(b) for a, b in zip(found, made, strict=False))
+
+
+def test_nothing_is_written_after_what_may_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk failed to take what was written: a record beyond it would come after a hole."""
+    optimizer = zb.mezo_bcd(Tiny(), 1e-2)
+    journal = Journal.create(tmp_path / "journal.zbj", Header.of(optimizer), fsync=0.0)
+    journal.append(Record(0, 0, (1.0,), 1e-2, (), 1.0))
+
+    def failing(handle: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", failing)
+        with pytest.raises(zb.ZeroBlockError, match="Input/output error"):
+            journal.append(Record(1, 0, (1.0,), 1e-2, (), 1.0))
+    with pytest.raises(zb.ZeroBlockError, match="Input/output error"):
+        journal.append(Record(2, 0, (1.0,), 1e-2, (), 1.0))
+    journal.close()
+    assert len(read(tmp_path / "journal.zbj").records) <= 2

@@ -237,8 +237,28 @@ def test_weights_between_two_folds_can_be_had(llama: Path, data: Path, tmp_path:
     assert same(copy_of(load(str(out), "bf16", "cpu")), copy_of(model))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fold": 2}, "written with fold 4, this optimizer has 2"),
+        ({"eval_every": 3}, r"config\.toml is not what the run began with"),
+        ({"weight_decay": 0.1}, r"config\.toml is not what the run began with"),
+    ],
+    ids=str,
+)
+def test_another_fold_is_another_run(
+    change: dict[str, Any], message: str, llama: Path, data: Path, tmp_path: Path
+) -> None:
+    run(settings(llama, data, method="lozo"), tmp_path / "run", Kill(5))
+    toml = tmp_path / "run" / "config.toml"
+    toml.write_text(Config.load(toml).replace(**change).dump())
+    with pytest.raises(ZeroBlockError, match=message):
+        resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("broken", [False, True])
 def test_steps_under_way_when_a_run_fails_are_kept(
-    llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: type
+    broken: bool, llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: type
 ) -> None:
     """As on a GPU that runs out of memory: the journal hears of what was taken, and the run goes on from there."""
     from zeroblock.engine import engine as engines
@@ -261,9 +281,20 @@ def test_steps_under_way_when_a_run_fails_are_kept(
     monkeypatch.setattr(graph.Graphs, "pays", staticmethod(lambda tokens, weights: False))
     monkeypatch.setattr(engines.Engine, "__init__", building)
     monkeypatch.setattr(engines, "launch", failing)
-    with pytest.raises(ZeroBlockError, match="the steps taken are kept"):
-        run(config, tmp_path / "run")
-    assert len(read(tmp_path / "run").records) == 6
+
+    late.pace = 400.0 if broken else 1.0
+
+    class Broken(Quiet):
+        def step(self, progress: Progress) -> None:
+            if broken and progress.step > 2:
+                raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError if broken else ZeroBlockError, match="" if broken else "the steps taken are"):
+        run(config, tmp_path / "run", Broken())
+    if broken:  # by then it had submitted a few
+        assert len(read(tmp_path / "run").records) == 5
+    else:
+        assert len(read(tmp_path / "run").records) == 6
     monkeypatch.setattr(engines, "launch", launch)
     resume(tmp_path / "run")
     assert kept(tmp_path / "run") == kept(whole.folder)

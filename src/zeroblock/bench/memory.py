@@ -176,7 +176,8 @@ def _measured(title: str, peaks: Sequence[Row]) -> Table:
         sheet.add_column(name, no_wrap=True)
     for task in tasks:
         sheet.add_column(task, justify="right")
-    for names, found in lines.items():
+    order = list(dict.fromkeys(names[0] for names in lines))
+    for names, found in sorted(lines.items(), key=lambda line: order.index(line[0][0])):
         sheet.add_row(*names, *(found.get(task, "") for task in tasks))
     return sheet
 

@@ -74,7 +74,7 @@ class Variant(Protocol):
         ...
 
     def rewind(self, steps: int) -> None:
-        """Wait for what is still under way; the next steps are the first again, on the same blocks.
+        """Wait for what is still under way; the next steps are the same again, on the same blocks.
 
         Args:
             steps: how many follow; they end with a fold, unless they are fewer than half of one's steps.
@@ -187,5 +187,5 @@ def build(
     if interval is not None and len(plain.blocks) > 1 and plain.interval > 1:
         given["interval"] = interval
     if isinstance(plain.subspace, LowRank):  # as a run does
-        given["fold"] = plain.interval
+        given["fold"] = given.get("interval", plain.interval)
     return Ours(get(choice.method)(model, lr=LR, seed=seed, **given), engine, choice.engine == "forked")

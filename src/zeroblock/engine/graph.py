@@ -68,7 +68,7 @@ def _move(optimizer: ZeroOrder, losses: Tensor, lr: Tensor, live: Tensor) -> Ten
     estimator, losses = cast(Finite, optimizer.estimator), losses.double()
     coeffs = estimator.coeffs(losses)
     numbers = torch.cat([estimator.loss(losses)[None], losses, coeffs.double()])
-    optimizer.move(coeffs, lr, live)  # last: what can fail has not, and a step is taken whole or not at all
+    optimizer.move(coeffs, lr, live)  # last: what fails before it has moved nothing
     return numbers
 
 

@@ -135,6 +135,7 @@ class Journal:
         """Records in the file."""
         self._handle, self._layout, self._end = handle, contents.layout, end
         self._synced = time.monotonic()
+        self._broken: ZeroBlockError | None = None
 
     @classmethod
     def create(cls, path: str | Path, header: Header, *, fsync: float | None = 1.0) -> Self:
@@ -188,6 +189,8 @@ class Journal:
 
     def append(self, record: Record) -> None:
         """Write the record of the next step; on a failure the file ends with the step before it."""
+        if self._broken is not None:
+            raise self._broken  # what was written last may be lost, and nothing must follow a hole
         if record.step != self.steps:
             raise ZeroBlockError(f"the journal's next step is {self.steps}, not {record.step}")
         if not 0 <= record.block < len(self.header.blocks):
@@ -209,7 +212,8 @@ class Journal:
         try:
             os.fdatasync(self._handle)
         except OSError as error:
-            raise self._lost(error) from error
+            self._broken = self._lost(error)
+            raise self._broken from error
         self._synced = time.monotonic()
 
     def close(self) -> None:

@@ -61,7 +61,9 @@ def _check(param: Tensor) -> None:
 
 
 def _alphas(alpha: Alpha) -> tuple[float, ...] | Tensor:
-    return (alpha,) if isinstance(alpha, (int, float)) else alpha if isinstance(alpha, Tensor) else tuple(alpha)
+    if isinstance(alpha, Tensor):
+        return alpha if alpha.is_cuda or _is_triton(backend(alpha.device)) else tuple(alpha.tolist())
+    return (alpha,) if isinstance(alpha, (int, float)) else tuple(alpha)
 
 
 def _pieces(x: Tensor, start: int = 0) -> Iterator[tuple[Tensor, int]]:
@@ -116,7 +118,7 @@ def fill_(
     if start is None:
         module.fill_(flat, key, alphas, offset=offset, distribution=distribution)
         return out
-    mixed = _is_triton(module) and out.dtype != torch.float64  # the kernel reads one dtype and writes another
+    mixed = _is_triton(module) and out.dtype != torch.float64  # its kernel reads fp32 and writes less; fp64 is fp64
     wide = flat if mixed or out.dtype == start.dtype else torch.empty_like(start).view(-1)
     module.add_noise_(
         wide, start.view(-1), key, alphas, offset=offset, decay=decay, mask=None, distribution=distribution,

@@ -137,19 +137,25 @@ def optimizer(config: Config, model: nn.Module) -> ZeroOrder:
 
 def _fold(plain: ZeroOrder, config: Config) -> int:
     """The steps that a run holds where it does not say: as many as leave the weights whole at every evaluation."""
-    if not isinstance(plain.subspace, LowRank) or config.as_published or config.weight_decay:
+    if not _can_hold(plain, config):
         return 1
     return math.gcd(plain.interval, config.every) if config.every < config.steps else plain.interval
 
 
+def _can_hold(plain: ZeroOrder, config: Config) -> bool:
+    return isinstance(plain.subspace, LowRank) and not config.as_published and not config.weight_decay
+
+
 def folds_if(config: Config, built: ZeroOrder) -> str:
-    """What would let a run hold its steps for a whole turn; empty where it does, or cannot."""
-    whole = _fold(built, config.replace(eval_every=config.steps))
-    if config.fold is not None or built.fold == whole or config.steps <= built.interval:
+    """What would let a run hold its steps for a whole turn; empty where nothing would, or where it chose."""
+    better = -(-config.every // built.interval) * built.interval
+    chosen = config.fold is not None or not _can_hold(built, config)
+    if chosen or built.fold == built.interval or better > config.steps:
         return ""
+    often = f"{built.fold} steps" if built.fold > 1 else "step"
     return (
-        f"the weights are written every {built.fold} steps and not every {whole}, for evaluations every "
-        f"{config.every}: --eval-every {-(-config.every // whole) * whole} is faster"
+        f"the weights are written every {often} and not every {built.interval}, for evaluations every {config.every}: "
+        f"--eval-every {better} is faster"
     )
 
 

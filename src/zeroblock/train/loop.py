@@ -15,6 +15,7 @@ import torch
 
 from ..errors import ZeroBlockError
 from ..journal import Header, Journal, Record, replay
+from ..optimizer import PENDING
 from . import snapshot
 from .config import BACKPROPAGATION, EXECUTION, Config
 from .data import Order
@@ -89,7 +90,8 @@ def resume(out: str | Path, view: View | None = None, *, force: bool = False, **
     with Journal.open(folder.journal, fsync=config.fsync) as journal:
         if journal.note:
             view.note(journal.note)
-        config = config.replace(fold=journal.header.method.get("fold", 1))
+        if config.fold is None:
+            config = _with_fold(config, journal.header, folder)
         setting = prepare(config, tell=view.note)
         if journal.header.data != setting.fingerprint:
             raise ZeroBlockError(
@@ -104,6 +106,16 @@ def resume(out: str | Path, view: View | None = None, *, force: bool = False, **
         session = _Session(setting, folder, view, journal)
         session.restore(journal.header, journal.records, force)
         return session.go()
+
+
+def _with_fold(config: Config, header: Header, folder: Folder) -> Config:
+    """What a run chose when it began is in its journal."""
+    try:
+        return config.replace(fold=header.method.get("fold", 1))
+    except ZeroBlockError as error:
+        raise ZeroBlockError(
+            f"{folder.path / 'config.toml'} is not what the run began with ({error}): bring that back"
+        ) from error
 
 
 def make(config: Config, out: str | Path, view: View | None = None) -> Result:
@@ -242,8 +254,7 @@ class _Session:
                 taken = len(self.records)  # which a replay that was stopped has not come to
                 return Result(self.folder.path, taken, None, stop.reason, stop.code)
             except Exception:
-                with contextlib.suppress(Exception):  # steps that were under way; the error is the one to hear of
-                    self._flush()
+                self._rescue()
                 raise
             self._flush()
             summary = self._summary()
@@ -303,8 +314,17 @@ class _Session:
     def _flush(self) -> None:
         """Have every step told and written."""
         if self.learner is not None:
-            self.learner.flush()
-            self.folder.steps(self.records)
+            try:
+                self.learner.flush()
+            finally:
+                self.folder.steps(self.records)
+
+    def _rescue(self) -> None:
+        """Have the steps that were under way written, though something failed, which is what to hear of."""
+        for _ in range(PENDING + 1):  # each attempt that fails has one step less before it
+            with contextlib.suppress(Exception):
+                self._flush()
+                return
 
     def _snapshot(self) -> None:
         if isinstance(self.learner, ZerothOrder):

@@ -93,7 +93,7 @@ def resolve(config: Config) -> Config:
     names = {kind: name for name, kind in models.DTYPES.items()}
     return config.replace(
         dtype=names[models.precision(dtype, device)],
-        eval_every=config.eval_every or max(1, config.steps // 5),
+        eval_every=config.every,
         model=_absolute(config.model) if _is_place(config.model) else config.model,
         task=_absolute(config.task) if config.task not in tasks.TASKS and is_path(config.task) else config.task,
         data=_absolute(config.data) if config.data is not None else None,
