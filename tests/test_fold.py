@@ -15,6 +15,7 @@ import zeroblock as zb
 from toy import Tiny, bits, next_token, same, snapshot
 from zeroblock.journal import Header, Journal, Record, fused, read, replay
 from zeroblock.noise import Distribution, Key, Rounding
+from zeroblock.subspace import Factored
 
 COMPOSITIONS: dict[str, Any] = {
     "lozo": functools.partial(zb.lozo, lr=1e-2, interval=6),
@@ -270,6 +271,37 @@ def test_settling_is_the_end() -> None:
     optimizer.load_state_dict(state)  # with weights of its own, it goes on
     optimizer.step(next_token(model))
     assert optimizer.steps == 5
+
+
+def test_an_error_within_a_fold_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some matrices are at θ then and others are not: no step may follow."""
+    model = Tiny()
+    optimizer = zb.lozo(model, 1e-2, interval=4, fold=2)
+    taken(optimizer, model, 2)
+    state, weights = optimizer.state_dict(), snapshot(model)
+    fold, calls = Factored.fold_, []
+
+    def failing(self: Factored, *arguments: Any) -> None:
+        calls.append(self)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("no room")
+        fold(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Factored, "fold_", failing)
+        with pytest.raises(torch.OutOfMemoryError):
+            taken(optimizer, model, 2)
+    for use in (lambda: optimizer.step(next_token(model)), optimizer.state_dict):
+        with pytest.raises(zb.ZeroBlockError, match=r"an error came within one.*load an earlier state"):
+            use()
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            param.copy_(weights[name])
+    optimizer.load_state_dict(state)
+    taken(optimizer, model, 4)
+    whole = Tiny()
+    taken(zb.lozo(whole, 1e-2, interval=4, fold=2), whole, 6)
+    assert same(snapshot(model), snapshot(whole))
 
 
 @pytest.mark.parametrize(

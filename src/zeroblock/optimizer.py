@@ -168,6 +168,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self._held: dict[str, Tensor] = {}
         """Of the tensors that fall behind θ: what they lack, in coordinates."""
         self._settled = False
+        """Whether the weights are θ where steps would not take them to be, or half way there."""
         self._rooms: dict[tuple[torch.dtype, torch.device], tuple[Tensor, int]] = {}
         """Memory for states that are dropped at the end of a turn, and how much of it is taken."""
         self._pending: deque[_Pending] = deque()
@@ -286,8 +287,10 @@ class ZeroOrder(torch.optim.Optimizer):
         self.steps += 1
         if self.steps % self.fold == 0:
             self._fold()
+            self._settled = False  # which an error within leaves as it is
 
     def _fold(self) -> None:
+        self._settled = True
         for member in self.members:
             if member.holds:
                 assert isinstance(member.basis, Factored)
@@ -299,13 +302,13 @@ class ZeroOrder(torch.optim.Optimizer):
         if self.steps % self.fold and not self._settled:
             with uninterrupted():
                 self._fold()
-                self._settled = True
 
     def _refuse_settled(self) -> None:
         if self._settled:
             raise ZeroBlockError(
-                f"the weights were settled at step {self.steps}, between two folds, which no journal tells: take steps "
-                f"and states before settle(), or settle after a multiple of fold={self.fold} steps"
+                f"the weights were settled at step {self.steps}, between two folds (or an error came within one), "
+                "which no journal tells: take steps and states before settle(), or settle after a multiple of "
+                f"fold={self.fold} steps; to go on, load an earlier state and its weights"
             )
 
     @property
