@@ -13,7 +13,7 @@ import operator
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -111,9 +111,7 @@ class ZeroOrder(torch.optim.Optimizer):
                 raise ZeroBlockError(f"{name} must be finite and not negative, got {value}")
         if clip is not None and not (clip > 0 and math.isfinite(clip)):
             raise ZeroBlockError(f"clip must be finite and positive, or None, got {clip}")
-        for name, count in (("interval", interval), ("fold", fold), ("patience", patience)):
-            if not _is_whole(count) or count < 1:
-                raise ZeroBlockError(f"{name} must be a whole number and at least 1, got {count!r}")
+        interval, fold, patience = _count("interval", interval), _count("fold", fold), _count("patience", patience)
         if restore not in ("copy", "subtract"):
             raise ZeroBlockError(f"restore must be 'copy' or 'subtract', got {restore!r}")
         if restore == "subtract" and (isinstance(subspace, Sparse) or getattr(subspace, "as_published", False)):
@@ -234,7 +232,7 @@ class ZeroOrder(torch.optim.Optimizer):
         submitted = self._submit(closure)
         if submitted is not None:
             return submitted
-        self.flush()  # captured steps before this one come first
+        self.flush()  # steps submitted before this one come first
         directions = [self.direction(probe) for probe in range(self.estimator.probes)]
         with evaluation(self.model):
             estimate = self.estimator(self._measure(closure), directions)
@@ -244,7 +242,7 @@ class ZeroOrder(torch.optim.Optimizer):
             if estimate.finite:
                 self._move(estimate.coeffs, lr)
                 self._wind_clock()
-            self._count()
+            self._counted()
             try:
                 self._deliver(record, estimate.finite)
             finally:  # whatever a listener raises, the step was taken
@@ -273,7 +271,7 @@ class ZeroOrder(torch.optim.Optimizer):
             event.record(torch.cuda.current_stream(numbers.device))
             lr, probes = float(self.param_groups[0]["lr"]), self.estimator.probes
             self._pending.append(_Pending(self.steps, self.block, lr, probes, host, event))
-            self._count()
+            self._counted()
             most = max(2, min(PENDING, int(LAG / self._pace)))
             try:
                 self._collect(0 if getattr(self.schedule, "learns", True) else most)
@@ -282,7 +280,7 @@ class ZeroOrder(torch.optim.Optimizer):
                     self._enter_turn()
         return numbers[0]
 
-    def _count(self) -> None:
+    def _counted(self) -> None:
         """A step was taken; the last one before a fold brings the weights to θ."""
         self.steps += 1
         if self.steps % self.fold == 0:
@@ -313,7 +311,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     @property
     def capturable(self) -> bool:
-        """Whether a step needs no number on the host: then it can be captured as a graph and replayed."""
+        """Whether a step needs no number on the host: then it is submitted, and can be captured as a graph."""
         return (
             (isinstance(self.rule, SGD) or (isinstance(self.rule, Adam) and self.rule.reset and self._elementwise))
             and isinstance(self.estimator, Finite)
@@ -651,12 +649,15 @@ class ZeroOrder(torch.optim.Optimizer):
         )
 
 
-def _is_whole(count: object) -> bool:
+def _count(name: str, value: SupportsIndex) -> int:
+    """A number of steps, of whatever kind of integer."""
     try:
-        operator.index(count)  # type: ignore[arg-type]
+        count = operator.index(value)
     except TypeError:
-        return False
-    return True
+        count = 0
+    if count < 1:
+        raise ZeroBlockError(f"{name} must be a whole number and at least 1, got {value!r}")
+    return count
 
 
 def _check_fold(fold: int, interval: int, subspace: Subspace | None, restore: str, weight_decay: float) -> None:
