@@ -13,7 +13,8 @@ from torch import nn
 
 import zeroblock as zb
 from toy import Tiny, bits, next_token, same, snapshot
-from zeroblock.journal import Header, Journal, Record, fused, read, replay
+from zeroblock import fused
+from zeroblock.journal import Header, Journal, Record, read, replay
 from zeroblock.noise import Distribution, Key, Rounding
 from zeroblock.subspace import Factored
 

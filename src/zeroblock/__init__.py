@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .errors import ZeroBlockError, ZeroBlockWarning
     from .estimator import Estimate, OneSided, Replay, TwoSided
-    from .journal import Record, load, replay, unload
+    from .journal import load, unload
     from .method import (
         METHODS,
         lozo,
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from .noise import Distribution, Key, Rounding, normal
     from .ops import add_noise_, perturb, perturb_pair
     from .optimizer import ZeroOrder
+    from .record import Record
+    from .rerun import replay
     from .rule import SGD, Adam, Momentum, Sign
     from .schedule import Adaptive, Ascending, Descending, FlipFlop, Shuffled, Uniform
     from .subspace import Bernoulli, Full, LowRank, Sparse
@@ -44,12 +46,14 @@ _MODULES = {
     "engine": "Engine",
     "errors": "ZeroBlockError ZeroBlockWarning",
     "estimator": "Estimate OneSided Replay TwoSided",
-    "journal": "Record load replay unload",
+    "journal": "load unload",
     "method": "METHODS lozo lozo_m mezo mezo_adam mezo_bcd mezo_bcd_adam mezo_bcd_adaptive sparse_mezo "
     "zo_momentum zo_sign",
     "noise": "Distribution Key Rounding normal",
     "ops": "add_noise_ perturb perturb_pair",
     "optimizer": "ZeroOrder",
+    "record": "Record",
+    "rerun": "replay",
     "rule": "SGD Adam Momentum Sign",
     "schedule": "Adaptive Ascending Descending FlipFlop Shuffled Uniform",
     "subspace": "Bernoulli Full LowRank Sparse",

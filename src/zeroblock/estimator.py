@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .direction import Direction, Point
 from .errors import ZeroBlockError
-from .journal import Record
+from .record import Record
 
 Measure = Callable[[Sequence[Point]], Sequence[float]]
 """The loss at each point; θ is the same, bit for bit, on return."""

@@ -23,9 +23,9 @@ from .block import Block, Partition
 from .direction import Direction, JustInTime, Member, Point, Subtracted, Swapped, uninterrupted, visit
 from .errors import ZeroBlockError, ZeroBlockWarning
 from .estimator import Estimator, Finite, Measure, TwoSided, clipped
-from .journal import Record
 from .noise import VERSION, Distribution, Key, Rounding
 from .ops import DTYPES
+from .record import Record
 from .rule import SGD, Adam, Rule
 from .schedule import Schedule, Shuffled
 from .subspace import Alphas, Basis, Elementwise, Factored, Full, LowRank, Sparse, Subspace

@@ -11,7 +11,8 @@ from torch import nn
 
 import zeroblock as zb
 from toy import DTYPES, Tiny, next_token, same, snapshot
-from zeroblock.journal import Record, fused, replay
+from zeroblock import fused
+from zeroblock.journal import Record, replay
 from zeroblock.noise import Distribution, Rounding
 
 CASES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {

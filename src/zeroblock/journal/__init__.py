@@ -10,9 +10,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .record import Record, replay
+from ..record import Record
 
 if TYPE_CHECKING:
+    from ..rerun import replay
     from .file import Contents, Journal, read
     from .header import Header
     from .identity import fingerprint
@@ -23,6 +24,7 @@ _HOME = {
     "Journal": "file",
     "read": "file",
     "Header": "header",
+    "replay": ".rerun",
     "fingerprint": "identity",
     "export": "share",
     "load": "share",

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..record import Record
 from .header import Header
-from .record import Record
 
 TAIL = 100
 """Steps whose mean is the loss at the beginning and at the end."""

@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Self
 
 from ..errors import ZeroBlockError
+from ..record import Record
 from .header import Header
 from .layout import CRC, Layout
-from .record import Record
 
 MAGIC = b"\x89ZBJ\r\n\x1a\n"
 """Not text, and changed by whatever changes line ends: PNG's idea."""

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import ZeroBlockError
+from ..record import Record
 from . import spec
 from .header import Header
-from .record import Record
 
 CRC = struct.Struct("<I")
 STEP = struct.Struct("<Q")

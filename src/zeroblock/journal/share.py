@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ZeroBlockError, ZeroBlockWarning
+from ..rerun import Progress, replay
 from . import file
 from .card import card
-from .record import Progress, replay
 
 _bases: weakref.WeakKeyDictionary[nn.Module, dict[str, Tensor]] = weakref.WeakKeyDictionary()
 """Of every model that a journal was loaded into: the tensors it moved, as they were, on the CPU."""

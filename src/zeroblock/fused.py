@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..estimator import clipped
-from ..rule import SGD
-from ..subspace import Bernoulli, Elementwise, Factored, Full, LowRank, Sparse
-from .record import Progress, Record, another_run
+from .estimator import clipped
+from .record import Record
+from .rerun import Progress, another_run
+from .rule import SGD
+from .subspace import Bernoulli, Elementwise, Factored, Full, LowRank, Sparse
 
 if TYPE_CHECKING:
-    from ..optimizer import ZeroOrder
-    from .kernel import Matrix, Piece, Pieces, Steps
+    from .journal.kernel import Matrix, Piece, Pieces, Steps
+    from .optimizer import ZeroOrder
 
 WORK = 10**11
 """Weights times folds of a launch: a fifth of a second on an H200."""
@@ -87,7 +88,7 @@ def _plan(optimizer: ZeroOrder, records: list[Record]) -> tuple[dict[int, list[R
 
 def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator[tuple[Pieces | Matrix, Steps]]:
     """The tensors of a block that one launch can serve, with their steps."""
-    from .kernel import Matrix, Piece, Pieces, Steps
+    from .journal.kernel import Matrix, Piece, Pieces, Steps
 
     step = np.array([record.step for record in records])
     lr = np.array([record.lr for record in records])

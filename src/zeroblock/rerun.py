@@ -1,49 +1,23 @@
-"""One step, and taking it again."""
+"""Taking recorded steps again: base weights and records give the weights of any step."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import ZeroBlockError
+from .errors import ZeroBlockError
+from .record import Record
 
 if TYPE_CHECKING:
-    from ..direction import Direction
-    from ..estimator import Estimate, Estimator, Measure, Replay
-    from ..optimizer import ZeroOrder
+    from .direction import Direction
+    from .estimator import Estimate, Estimator, Measure, Replay
+    from .optimizer import ZeroOrder
 
 Progress = Callable[[float], None]
 """Hears of the fraction that is done."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """One step.
-
-    Args:
-        step: counts from 0.
-        block: index of the active block.
-        coeffs: one a probe; a step whose coefficients are not finite moved nothing.
-        lr: learning rate it used.
-        losses: all that were measured.
-        loss: the one people read.
-    """
-
-    step: int
-    block: int
-    coeffs: tuple[float, ...]
-    lr: float
-    losses: tuple[float, ...]
-    loss: float
-
-    @property
-    def finite(self) -> bool:
-        """Whether the step moved the weights."""
-        return all(map(math.isfinite, self.coeffs))
 
 
 def replay(optimizer: ZeroOrder, records: Iterable[Record], progress: Progress | None = None) -> None:
@@ -94,7 +68,7 @@ def _folds(records: list[Record], size: int) -> Iterator[tuple[bool, list[Record
 
 def _walk(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None:
     """Step after step, as the run did."""
-    from ..estimator import Replay
+    from .estimator import Replay
 
     live, patience, listener = optimizer.estimator, optimizer.patience, optimizer.listener
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -137,7 +111,7 @@ class _Retraced:
         return self.live.probes
 
     def __call__(self, measure: Measure, directions: Sequence[Direction]) -> Estimate:
-        from ..direction import visit
+        from .direction import visit
 
         self.live(lambda points: visit(points, lambda: 0.0), directions)
         return self.recorded(measure, directions)

@@ -1,0 +1,32 @@
+"""One step of a run, in a few numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One step.
+
+    Args:
+        step: counts from 0.
+        block: index of the active block.
+        coeffs: one a probe; a step whose coefficients are not finite moved nothing.
+        lr: learning rate it used.
+        losses: all that were measured.
+        loss: the one people read.
+    """
+
+    step: int
+    block: int
+    coeffs: tuple[float, ...]
+    lr: float
+    losses: tuple[float, ...]
+    loss: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether the step moved the weights."""
+        return all(map(math.isfinite, self.coeffs))
