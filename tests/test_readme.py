@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from toy import PATIENCE_S
 from zeroblock.task import Encoded
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +60,7 @@ def test_the_commands_of_the_readme_exist() -> None:
     assert len(commands) >= 5
     for command in commands:
         call = [sys.executable, "-c", "from zeroblock.cli import main; main()", command, "--help"]
-        assert subprocess.run(call, capture_output=True, timeout=60).returncode == 0, command
+        assert subprocess.run(call, capture_output=True, timeout=PATIENCE_S).returncode == 0, command
 
 
 def test_the_files_it_names_exist() -> None:
