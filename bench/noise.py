@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from record import append, machine, positive, seconds, writable
 from zeroblock import ops
+from zeroblock.bench.script import append, machine, positive, seconds, writable
 from zeroblock.noise import Distribution, Key, Rounding
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
