@@ -67,9 +67,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 
 def test_it_brings_no_extras(environment: Environment) -> None:
-    script = (
-        "import importlib.util as u; print([n for n in ('matplotlib', 'peft', 'gguf') if u.find_spec(n)])"
-    )
+    script = "import importlib.util as u; print([n for n in ('matplotlib', 'peft', 'gguf') if u.find_spec(n)])"
     assert environment.run(environment.python, "-c", script) == "[]\n"
 
 
