@@ -1,4 +1,4 @@
-"""The README's code runs as written."""
+"""The README's code runs as written, and the documents name things that exist."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from toy import PATIENCE_S
+from zeroblock.method import METHODS
 from zeroblock.task import Encoded
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +64,17 @@ def test_the_commands_of_the_readme_exist() -> None:
         assert subprocess.run(call, capture_output=True, timeout=PATIENCE_S).returncode == 0, command
 
 
-def test_the_files_it_names_exist() -> None:
-    for path in re.findall(r"\]\(([^)#]+)\)", README):
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
+def test_the_files_and_targets_it_names_exist(name: str) -> None:
+    text = (ROOT / name).read_text()
+    for path in re.findall(r"\]\(([^)#]+)\)", text):
         if not path.startswith("http"):
             assert (ROOT / path).exists(), path
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+
+
+def test_the_table_of_methods_names_them_all() -> None:
+    table = README.partition("| method | partition |")[2].partition("\n\n")[0]
+    names = [name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])]
+    assert sorted(names) == sorted(METHODS)
