@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +57,7 @@ class Key:
     step: int
     probe: int = 0
     stream: int = NOISE
+    clock: Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, bits in (("seed", 64), ("step", 32), ("probe", 28), ("stream", 4)):
@@ -64,7 +65,7 @@ class Key:
             if not 0 <= value < 1 << bits:
                 raise ValueError(f"{name} must be in [0, 2**{bits}), got {value}")
 
-    def to(self, **changes: int) -> Key:
+    def to(self, **changes: Any) -> Key:
         """This address with some parts replaced."""
         return dataclasses.replace(self, **changes)
 
@@ -77,6 +78,64 @@ class Key:
             self.step,
             self.probe << 4 | self.stream,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallMask:
+    """Keeps the elements with abs(x) ≤ threshold."""
+
+    threshold: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomMask:
+    """Keeps the elements whose word under ``key`` is at most ``limit`` (of 2³² - 1)."""
+
+    key: Key
+    limit: int
+
+
+Mask = SmallMask | RandomMask
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """The noise that the elements of a tensor take.
+
+        u_k[i] = f(seed, step, probe + k, stream, offset + i)      if the mask keeps element i, otherwise 0
+
+    Args:
+        key: the address of u_0.
+        offset: global offset of the tensor's first element.
+        distribution: NORMAL, or RADEMACHER for signs.
+        mask: which elements take noise; all by default.
+
+    A slice of a tensor takes the slice of its noise:
+
+    >>> from zeroblock.ops import normal
+    >>> draw = Draw(Key(seed=0, step=1), offset=7)
+    >>> normal(draw, (5,))[2:].equal(normal(draw.at(2), (3,)))
+    True
+    """
+
+    key: Key
+    offset: int = 0
+    distribution: Distribution = Distribution.NORMAL
+    mask: Mask | None = None
+
+    def at(self, first: int) -> Draw:
+        """The draw of the elements from ``first`` on."""
+        return dataclasses.replace(self, offset=self.offset + first) if first else self
+
+    def probe(self, k: int) -> Draw:
+        """The draw of u_k alone."""
+        return dataclasses.replace(self, key=self.key.to(probe=self.key.probe + k)) if k else self
+
+    def to(self, **changes: Any) -> Draw:
+        """This draw with some parts replaced."""
+        return dataclasses.replace(self, **changes)
+
+
 
 
 def normal(
