@@ -8,13 +8,13 @@ Bytes are those of the weights, read and written once; a ratio compares rows of 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from record import append, machine, positive, seconds, writable
 from zeroblock import ops
-from zeroblock.noise import Distribution, Key, Rounding
+from zeroblock.noise import Distribution, Draw, Key, Rounding
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -39,11 +39,16 @@ def main() -> None:
         def baseline(x: torch.Tensor = x) -> object:
             return x.add_(torch.normal(0.0, 1.0, x.shape, device=x.device, dtype=x.dtype), alpha=1e-6)
 
-        def add(x: torch.Tensor = x, steps=steps, **options: object) -> object:
-            return ops.add_noise_(x, Key(0, next(steps)), 1e-6, **options)
+        def add(
+            x: torch.Tensor = x,
+            steps: Iterator[int] = steps,
+            distribution: Distribution = Distribution.NORMAL,
+            rounding: Rounding = Rounding.STOCHASTIC,
+        ) -> object:
+            return ops.add_noise_(x, Draw(Key(0, next(steps)), distribution=distribution), 1e-6, rounding=rounding)
 
-        def pair(x: torch.Tensor = x, steps=steps) -> object:
-            return ops.perturb_pair(x, Key(0, next(steps)), 1e-3)
+        def pair(x: torch.Tensor = x, steps: Iterator[int] = steps) -> object:
+            return ops.perturb_pair(x, Draw(Key(0, next(steps))), 1e-3)
 
         operations: dict[str, tuple[Callable[[], object], int]] = {
             "copy": (lambda x=x, y=y: y.copy_(x), 2),

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from .estimator import clipped
+from .noise import Draw, Key
+from .ops.replay import Matrix, Piece, Pieces, Steps, advance_
 from .record import Record
 from .rerun import Progress, another_run
 from .rule import SGD
 from .subspace import Bernoulli, Elementwise, Factored, Full, LowRank, Sparse
 
 if TYPE_CHECKING:
-    from .journal.kernel import Matrix, Piece, Pieces, Steps
     from .optimizer import ZeroOrder
 
 WORK = 10**11
@@ -61,7 +62,7 @@ def advance(optimizer: ZeroOrder, records: list[Record], report: Progress) -> No
             for a in range(0, len(steps), rows):
                 part = steps[a : a + rows]
                 with torch.cuda.device_of(group.flat):
-                    group.advance_(part, optimizer.seed, optimizer.distribution, optimizer.rounding)
+                    advance_(group, part, optimizer.rounding)
                     if group.flat.is_cuda:
                         torch.cuda.synchronize()  # so that what is reported is done
                 done += group.numel * len(part)
@@ -88,8 +89,6 @@ def _plan(optimizer: ZeroOrder, records: list[Record]) -> tuple[dict[int, list[R
 
 def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator[tuple[Pieces | Matrix, Steps]]:
     """The tensors of a block that one launch can serve, with their steps."""
-    from .journal.kernel import Matrix, Piece, Pieces, Steps
-
     step = np.array([record.step for record in records])
     lr = np.array([record.lr for record in records])
     coeffs = np.array([clipped(record.coeffs, optimizer.clip) for record in records])
@@ -105,11 +104,12 @@ def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator
         if not param.numel():
             continue
         decayed = bool(weight_decay) and optimizer.decays(name, param)
-        flat, offset = param.detach().view(-1), optimizer.offsets[name]
+        flat = param.detach().view(-1)
+        draw = Draw(Key(optimizer.seed, 0), optimizer.offsets[name], optimizer.distribution)
         if isinstance(basis, Factored):
-            yield Matrix(flat, offset, basis.shape[1], basis.rank, optimizer.fold), steps(decayed)
+            yield Matrix(flat, draw, basis.shape[1], basis.rank, optimizer.fold), steps(decayed)
             continue
         assert isinstance(basis, Elementwise)
-        groups[decayed, param.dtype, param.device, type(basis.mask)].append(Piece(flat, offset, basis.mask))
+        groups[decayed, param.dtype, param.device, type(basis.mask)].append(Piece(flat, draw.to(mask=basis.mask)))
     for (decayed, *_), pieces in groups.items():
         yield Pieces(pieces), steps(decayed)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import ops
 from .errors import ZeroBlockError
-from .noise import BASIS, Distribution, Key, Rounding
+from .noise import BASIS, Distribution, Draw, Key, Mask, RandomMask, Rounding, SmallMask
 from .rule import Adam
 
 CHUNK = 1 << 22
@@ -84,24 +84,20 @@ class Elementwise:
     size: int
     offset: int
     distribution: Distribution = Distribution.NORMAL
-    mask: ops.Mask | None = None
+    mask: Mask | None = None
+
+    def _at(self, key: Key) -> Draw:
+        return Draw(key, self.offset, self.distribution, self.mask)
 
     def perturbed(self, param: Tensor, key: Key, eps: float, rounding: Rounding) -> Tensor:
-        return ops.perturb(
-            param, key, eps, offset=self.offset, mask=self.mask, distribution=self.distribution, rounding=rounding
-        )
+        return ops.perturb(param, self._at(key), eps, rounding=rounding)
 
     def mirrored(self, param: Tensor, key: Key, eps: float, rounding: Rounding) -> tuple[Tensor, Tensor]:
         """The copies at eps and at -eps, from one draw."""
-        return ops.perturb_pair(
-            param, key, eps, offset=self.offset, mask=self.mask, distribution=self.distribution, rounding=rounding
-        )
+        return ops.perturb_pair(param, self._at(key), eps, rounding=rounding)
 
     def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float, rounding: Rounding) -> None:
-        ops.add_noise_(
-            param, key, alphas, offset=self.offset, decay=decay, mask=self.mask,
-            distribution=self.distribution, rounding=rounding,
-        )  # fmt: skip
+        ops.add_noise_(param, self._at(key), alphas, decay=decay, rounding=rounding)
 
     def adam_(
         self,
@@ -115,8 +111,8 @@ class Elementwise:
     ) -> None:
         """Adam's step in one pass over weights and moments; see ``ops.adam_`` for the scalars."""
         ops.adam_(
-            param, state["m"], state["v"], key, scalars, betas=rule.betas, eps=rule.eps, offset=self.offset,
-            decay=decay, mask=self.mask, distribution=self.distribution, rounding=rounding,
+            param, state["m"], state["v"], self._at(key), scalars, betas=rule.betas, eps=rule.eps, decay=decay,
+            rounding=rounding,
         )  # fmt: skip
 
     def spans(self) -> Iterator[slice]:
@@ -126,19 +122,17 @@ class Elementwise:
     def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
         flat = _flat(param)[span]
         z = torch.zeros(flat.shape, dtype=torch.float32, device=param.device)
-        if isinstance(self.mask, ops.Magnitude):
-            ops.fill_(z, key, offset=self.offset + span.start, distribution=self.distribution)
-            return z.mul_(flat.abs() <= self.mask.threshold)
-        return ops.add_noise_(
-            z, key, 1.0, offset=self.offset + span.start, mask=self.mask, distribution=self.distribution
-        )
+        draw = self._at(key).at(span.start)
+        if isinstance(self.mask, SmallMask):
+            return ops.fill_(z, draw.to(mask=None)).mul_(flat.abs() <= self.mask.threshold)
+        return ops.add_noise_(z, draw, 1.0)
 
     def lift_(
         self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float, rounding: Rounding
     ) -> None:
         flat = _flat(param)
         piece = flat[span]
-        ops.add_(piece, delta, alpha, key, offset=self.offset + span.start, decay=decay, rounding=rounding)
+        ops.add_(piece, delta, alpha, self._at(key).at(span.start), decay=decay, rounding=rounding)
         if flat.data_ptr() != param.data_ptr():  # a strided tensor was copied
             param.detach().copy_(flat.view(param.shape))
 
@@ -184,26 +178,26 @@ class Factored:
 
     def draw_(self, out: Tensor, key: Key, alpha: ops.Alpha) -> Tensor:
         """out ← Σₖ alpha[k]·U_k; out is (m, r) of any dtype, and only written."""
-        return ops.fill_(out, key, alpha, offset=self.offset, distribution=self.distribution)
+        return ops.fill_(out, self._at(key), alpha)
+
+    def _at(self, key: Key) -> Draw:
+        return Draw(key, self.offset, self.distribution)
 
     def coordinates_(self, out: Tensor, key: Key, scale: float, share: float = 1.0) -> Tensor:
         """out ← share·(B + scale·U), what lies between W and θ + scale·Pz; out is (m, r) of any dtype."""
-        return ops.fill_(
-            out, key, share * scale, offset=self.offset, start=self.held, decay=share, distribution=self.distribution
-        )
+        return ops.fill_(out, self._at(key), share * scale, start=self.held, decay=share)
 
     def perturbed(self, param: Tensor, key: Key, eps: float, rounding: Rounding) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
         bits = key.to(probe=key.probe + 1)  # apart from the update's, which are those of probe 0
         z, v = self.coordinates_(self._empty(param.device), key, eps), self.factor(param.device)
-        return ops.add_outer_(copy, z, v, 1.0, bits, offset=self.offset, rounding=rounding, flip=eps < 0)
+        return ops.add_outer_(copy, z, v, 1.0, self._at(bits), rounding=rounding, flip=eps < 0)
 
     def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float, rounding: Rounding) -> None:
         if decay == 1.0 and not isinstance(alphas, Tensor) and not any(alphas):
             return
         if self.held is not None:
-            at = self._update_key(key)
-            ops.add_noise_(self.held, at, alphas, offset=self.offset, distribution=self.distribution)
+            ops.add_noise_(self.held, self._at(self._update_key(key)), alphas)
             return
         z = self.draw_(self._empty(param.device), self._update_key(key), alphas)
         self._lift_(param, z, 1.0, key, decay, rounding)
@@ -216,7 +210,7 @@ class Factored:
 
     def _lift_(self, param: Tensor, z: Tensor, alpha: float, key: Key, decay: float, rounding: Rounding) -> None:
         v = self.factor(param.device)
-        ops.add_outer_(param, z, v, alpha, key, offset=self.offset, decay=decay, rounding=rounding)
+        ops.add_outer_(param, z, v, alpha, self._at(key), decay=decay, rounding=rounding)
 
     def _update_key(self, key: Key) -> Key:
         """Where the update draws U: the measurement's place, or as published on the steps that draw V."""
@@ -298,7 +292,7 @@ class Sparse:
 
     def basis(self, param: Tensor, key: Key, offset: int, threshold: float | None, distribution: Distribution) -> Basis:
         assert threshold is not None
-        mask = None if self.keep == 1 else ops.Magnitude(threshold)
+        mask = None if self.keep == 1 else SmallMask(threshold)
         return Elementwise(param.numel(), offset, distribution, mask)
 
 
@@ -316,7 +310,7 @@ class Bernoulli:
 
     def basis(self, param: Tensor, key: Key, offset: int, threshold: float | None, distribution: Distribution) -> Basis:
         limit = math.ceil(self.keep * 2**32) - 1
-        mask = None if self.keep == 1 else ops.Bernoulli(key.to(stream=BASIS), limit)
+        mask = None if self.keep == 1 else RandomMask(key.to(stream=BASIS), limit)
         return Elementwise(param.numel(), offset, distribution, mask)
 
 

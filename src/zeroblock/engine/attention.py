@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from ..ops.attention.reference import dense
 from .pack import Row
 
 NAME = "zeroblock"
@@ -96,16 +96,16 @@ def attend(
     row = _row.get()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.is_cuda and not torch.is_grad_enabled():
-        from ..ops import attention
+        from ..ops.attention.triton import packed
 
-        return attention.packed(query, key, value, row, scale, sliding_window, softcap), None
+        return packed(query, key, value, row, scale, sliding_window, softcap), None
     if query.is_cuda or query.shape[2] <= DENSE:  # with gradients on a GPU: some thirty launches a layer less
-        return _dense(query, key, value, row.sees(sliding_window), scale, softcap).transpose(1, 2), None
+        return dense(query, key, value, row.sees(sliding_window), scale, softcap).transpose(1, 2), None
     parts = []
     for a, b in _examples(row):
         some = slice(a, b)
         mask = row.sees(sliding_window, a, b)
-        parts.append(_dense(query[:, :, some], key[:, :, some], value[:, :, some], mask, scale, softcap))
+        parts.append(dense(query[:, :, some], key[:, :, some], value[:, :, some], mask, scale, softcap))
     return torch.cat(parts, 2).transpose(1, 2), None
 
 
@@ -113,16 +113,3 @@ def _examples(row: Row) -> list[tuple[int, int]]:
     """First token and end of every run of tokens that see each other; padding is one."""
     edges = [0, *(torch.nonzero(row.start[1:] != row.start[:-1]).flatten() + 1).tolist(), len(row.start)]
     return list(itertools.pairwise(edges))
-
-
-def _dense(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Attention under a mask: (R, H, S, d)."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1 and (query.is_cuda or softcap is not None):  # no fused kernel of a GPU takes groups and a mask
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if softcap is None:
-        grouped = query.shape[1] != key.shape[1]
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
-    scores = softcap * torch.tanh(query @ key.transpose(2, 3) * scale / softcap)
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1, dtype=torch.float32).to(value.dtype)
-    return weights @ value
