@@ -85,6 +85,9 @@ class ZeroOrder(torch.optim.Optimizer):
         patience: consecutive steps with a non-finite loss before giving up.
     """
 
+    clock: Tensor | None = None
+    """Given to the keys of directions, bases and updates while a step is captured; see :class:`~.noise.Key`."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -406,7 +409,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def members_of(self, block: int) -> list[Member]:
         """The tensors of a block with the bases that they have, or would have, in this turn."""
-        key = Key(self.seed, self._turn * self.interval)
+        key = Key(self.seed, self._turn * self.interval, clock=self.clock)
         return [Member(n, self.params[n], self._basis(n, key)) for n in self.blocks[block].params]
 
     def places(self) -> tuple[object, ...]:
@@ -428,7 +431,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def direction(self, probe: int) -> Direction:
         """The line along which a probe of the next step measures."""
-        key = Key(self.seed, self.steps, probe)
+        key = Key(self.seed, self.steps, probe, clock=self.clock)
         paired = not self.rule.state  # moments take room enough
         if self.restore == "subtract":
             return Subtracted(key, self.members, self.rounding, paired)
@@ -501,7 +504,7 @@ class ZeroOrder(torch.optim.Optimizer):
         scalars = torch.cat([taken.double(), -lr, corrections[ticks][0], share]).float()
         for name, param, basis in self.members:
             assert isinstance(basis, Elementwise)
-            state, key = self._state(name, param, basis), Key(self.seed, self.steps)
+            state, key = self._state(name, param, basis), Key(self.seed, self.steps, clock=self.clock)
             basis.adam_(param, state, key, scalars, self.rule, 1.0, self.rounding)
 
     @functools.cached_property
@@ -524,7 +527,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def descend(self, alphas: Alphas, lr: float) -> None:
         """θ ← (1 - lr·λ)·θ + P Σₖ alphas[k]·z_k on the active block, in one pass."""
-        key = Key(self.seed, self.steps)
+        key = Key(self.seed, self.steps, clock=self.clock)
         for name, param, basis in self.members:
             basis.add_(param, key, alphas, self._decay(name, param, lr), self.rounding)
 

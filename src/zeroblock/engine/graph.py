@@ -167,7 +167,6 @@ class Graphs:
         host: Tensor,
         what: tuple[object, ...],
     ) -> _Captured | None:
-        from ..ops import triton
         from ..optimizer import evaluation
         from .engine import Objective
 
@@ -179,10 +178,7 @@ class Graphs:
         static = Objective(
             engine, [(row.view(inputs[:size]), inputs[size : size + examples])], objective.examples, objective.over
         )
-        clock, live, lr = inputs[-4:-2], inputs[-2:-1], inputs[-1:].view(torch.float64)
-        directions = [optimizer.direction(probe) for probe in range(estimator.probes)]
-        points = estimator.points(directions)
-        numbers = torch.empty(1 + len(points) + estimator.probes, dtype=torch.float64, device=engine.device)
+        live, lr = inputs[-2:-1], inputs[-1:].view(torch.float64)
 
         def step() -> None:
             numbers.copy_(_move(optimizer, static.losses(points), lr, live))
@@ -191,8 +187,13 @@ class Graphs:
             self._stream = torch.cuda.Stream(engine.device)
         stream, graph, before = self._stream, torch.cuda.CUDAGraph(), torch.cuda.memory_reserved(engine.device)
         stream.wait_stream(torch.cuda.current_stream())
+        members = optimizer.members
         try:
-            with torch.cuda.stream(stream), torch.no_grad(), evaluation(optimizer.model), triton.clocked(clock):
+            optimizer.clock = inputs[-4:-2]  # kernels read their steps there when the graph is replayed
+            optimizer.members = optimizer.members_of(optimizer.block)
+            points = estimator.points([optimizer.direction(probe) for probe in range(estimator.probes)])
+            numbers = torch.empty(1 + len(points) + estimator.probes, dtype=torch.float64, device=engine.device)
+            with torch.cuda.stream(stream), torch.no_grad(), evaluation(optimizer.model):
                 pool = self._pool or self._reserve(optimizer, engine, points, len(row.tokens))
                 if what not in self._warm:  # kernels are compiled and libraries set up outside the capture
                     with torch.cuda.use_mem_pool(pool, engine.device):
@@ -214,6 +215,8 @@ class Graphs:
                 stacklevel=6,
             )
             return None
+        finally:
+            optimizer.clock, optimizer.members = None, members
         torch.cuda.current_stream().wait_stream(stream)
         self.captures += 1
         after = torch.cuda.memory_reserved(engine.device)
