@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         zo_momentum,
         zo_sign,
     )
-    from .noise import Distribution, Key, Rounding, normal
-    from .ops import add_noise_, perturb, perturb_pair
+    from .noise import Distribution, Draw, Key, RandomMask, Rounding, SmallMask
+    from .ops import add_noise_, normal, perturb, perturb_pair
     from .optimizer import ZeroOrder
     from .record import Record
     from .rerun import replay
@@ -49,8 +49,8 @@ _MODULES = {
     "journal": "load unload",
     "method": "METHODS lozo lozo_m mezo mezo_adam mezo_bcd mezo_bcd_adam mezo_bcd_adaptive sparse_mezo "
     "zo_momentum zo_sign",
-    "noise": "Distribution Key Rounding normal",
-    "ops": "add_noise_ perturb perturb_pair",
+    "noise": "Distribution Draw Key RandomMask Rounding SmallMask",
+    "ops": "add_noise_ normal perturb perturb_pair",
     "optimizer": "ZeroOrder",
     "record": "Record",
     "rerun": "replay",

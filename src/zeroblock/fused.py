@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from .noise import Draw, Key
+from .ops.replay import Matrix, Piece, Pieces, Steps, advance_
 from .optimizer import ZeroOrder
-from .noise import Key
 from .record import Record
 from .turn import clamped
-
-if TYPE_CHECKING:
-    from .journal.kernel import Matrix, Piece, Pieces, Steps
 
 Progress = Callable[[float], None]
 """Called with how much is done."""
@@ -62,7 +59,7 @@ def advance(optimizer: ZeroOrder, visits: dict[int, list[Record]], report: Progr
             for a in range(0, len(steps), rows):
                 part = steps[a : a + rows]
                 with torch.cuda.device_of(group.flat):
-                    group.advance_(part, optimizer.seed, optimizer.distribution, optimizer.rounding)
+                    advance_(group, part, optimizer.rounding)
                     if group.flat.is_cuda:
                         torch.cuda.synchronize()  # so that the reported steps are done
                 done += group.numel * len(part)
@@ -71,8 +68,6 @@ def advance(optimizer: ZeroOrder, visits: dict[int, list[Record]], report: Progr
 
 def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator[tuple[Pieces | Matrix, Steps]]:
     """The tensors of a block that one launch can serve, with their steps."""
-    from .journal.kernel import Matrix, Piece, Pieces, Steps
-
     step = np.array([record.step for record in records])
     lr = np.array([record.lr for record in records])
     coeffs = np.array([clamped(record.coeffs, optimizer.clip) for record in records])
@@ -88,12 +83,13 @@ def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator
         if not param.numel():
             continue
         decayed = bool(weight_decay) and optimizer.decays(name, param)
-        flat, offset = param.detach().view(-1), optimizer.offsets[name]
+        flat = param.detach().view(-1)
         draw = basis.elementwise(Key(optimizer.seed, 0))
         if draw is None:
-            n, rank = basis.factor_shape
-            yield Matrix(flat, offset, n, rank, optimizer.fold), steps(decayed)
+            assert basis.factor_shape is not None
+            draw = Draw(Key(optimizer.seed, 0), optimizer.offsets[name], optimizer.distribution)
+            yield Matrix(flat, draw, *basis.factor_shape, optimizer.fold), steps(decayed)
             continue
-        groups[decayed, param.dtype, param.device, type(draw.mask)].append(Piece(flat, offset, draw.mask))
+        groups[decayed, param.dtype, param.device, type(draw.mask)].append(Piece(flat, draw))
     for (decayed, *_), pieces in groups.items():
         yield Pieces(pieces), steps(decayed)

@@ -14,7 +14,8 @@ import math
 from typing import Protocol, runtime_checkable
 
 from .errors import ZeroBlockError
-from .noise import SCHEDULE, Key, uniform
+from .noise import SCHEDULE, Key
+from .ops import uniform
 from .registry import Registry
 
 SCHEDULES = Registry("schedule")

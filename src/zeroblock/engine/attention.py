@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from .. import family, ops
+from .. import family
 from ..interrupt import uninterrupted
+from ..ops.attention.reference import dense
 from .pack import Row
 
 NAME = "zeroblock"
@@ -111,13 +111,15 @@ def attend(
         windows.add(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.is_cuda and not torch.is_grad_enabled():
-        return ops.attention.packed(query, key, value, row, scale, sliding_window, softcap), None
+        from ..ops.attention.triton import packed
+
+        return packed(query, key, value, row, scale, sliding_window, softcap), None
     if query.is_cuda or query.shape[2] <= DENSE_TOKENS:  # with gradients on a GPU: some thirty launches less per layer
-        return _dense(query, key, value, row.sees(sliding_window), scale, softcap).transpose(1, 2), None
+        return dense(query, key, value, row.sees(sliding_window), scale, softcap).transpose(1, 2), None
     parts = []
     for a, b, keys in _pieces(row):
         mask = row.sees(sliding_window, slice(a, b), keys)
-        parts.append(_dense(query[:, :, a:b], key[:, :, keys], value[:, :, keys], mask, scale, softcap))
+        parts.append(dense(query[:, :, a:b], key[:, :, keys], value[:, :, keys], mask, scale, softcap))
     return torch.cat(parts, 2).transpose(1, 2), None
 
 
@@ -134,16 +136,3 @@ def _pieces(row: Row) -> Iterator[tuple[int, int, slice | Tensor]]:
             trunk, branch = int(row.trunk[a:b].max()), int(row.branch[a:b].min())
             seen = torch.arange(start, b)
             yield a, b, slice(start, b) if branch <= trunk else seen[(seen < trunk) | (seen >= branch)]
-
-
-def _dense(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Attention under a mask: (R, H, S, d)."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1 and (query.is_cuda or softcap is not None):  # no fused kernel of a GPU takes groups and a mask
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if softcap is None:
-        grouped = query.shape[1] != key.shape[1]
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
-    scores = softcap * torch.tanh(query @ key.transpose(2, 3) * scale / softcap)
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1, dtype=torch.float32).to(value.dtype)
-    return weights @ value

@@ -21,7 +21,8 @@ from torch import Tensor
 from ..block import Block, whole
 from ..errors import ZeroBlockError
 from ..estimator import TwoSided
-from ..noise import BASIS, Distribution, Key, Rounding, normal
+from ..noise import BASIS, Distribution, Draw, Key, Rounding
+from ..ops import normal
 from ..optimizer import ZeroOrder
 from ..schedule import Ascending, Uniform
 from ..subspace import Alphas, Basis, Bernoulli, Subspace
@@ -55,7 +56,7 @@ class Orthonormal:
         return (self.factor @ z.double()).to(param.dtype).view(param.shape)
 
     def _draw(self, key: Key) -> Tensor:
-        return normal(key, self.offset, (self.size,), distribution=self.distribution)
+        return normal(Draw(key, self.offset, self.distribution), (self.size,))
 
     def perturbed(self, param: Tensor, key: Key, eps: float, rounding: Rounding) -> Tensor:
         return param.detach() + eps * self._lifted(self._draw(key), param)
@@ -93,7 +94,7 @@ class Haar:
 
     def basis(self, param: Tensor, key: Key, offset: int, threshold: float | None, distribution: Distribution) -> Basis:
         _check_size(self.s, param.numel())
-        x = normal(key.to(stream=BASIS), offset, (param.numel(), self.s), dtype=torch.float64)
+        x = normal(Draw(key.to(stream=BASIS), offset), (param.numel(), self.s), dtype=torch.float64)
         return Orthonormal(orthonormalised(x), offset, distribution)
 
 
@@ -133,11 +134,11 @@ class Aligned:
         d, r = self.vectors.shape
         _check_size(self.s, d)
         address = key.to(stream=BASIS)
-        order = normal(address.to(probe=1), offset, (r,)).argsort()
+        order = normal(Draw(address.to(probe=1), offset), (r,)).argsort()
         first = self.vectors[:, order[: self.chosen]]
         if self.chosen == self.s:
             return Orthonormal(first, offset, distribution)
-        x = normal(address, offset, (d, self.s - self.chosen), dtype=torch.float64)
+        x = normal(Draw(address, offset), (d, self.s - self.chosen), dtype=torch.float64)
         rest = orthonormalised(x - first @ (first.T @ x))
         return Orthonormal(torch.cat([first, rest], dim=1), offset, distribution)
 
