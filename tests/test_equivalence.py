@@ -10,9 +10,9 @@ from torch import nn
 
 import zeroblock as zb
 from toy import DTYPES, Tiny, bits, next_token, same, snapshot
+from zeroblock.basis import Factored
 from zeroblock.noise import Draw, Key
 from zeroblock.ops import normal
-from zeroblock.subspace import Factored
 
 
 def trained(build, dtype=torch.float32, steps: int = 25, model=None) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .block import Block, layers, linears, whole
     from .engine import Engine
     from .errors import ZeroBlockError, ZeroBlockWarning
-    from .estimator import Estimate, OneSided, Replay, TwoSided
+    from .estimator import OneSided, Replay, TwoSided
     from .journal import load, unload
     from .method import (
         METHODS,
@@ -45,7 +45,7 @@ _MODULES = {
     "block": "Block layers linears whole",
     "engine": "Engine",
     "errors": "ZeroBlockError ZeroBlockWarning",
-    "estimator": "Estimate OneSided Replay TwoSided",
+    "estimator": "OneSided Replay TwoSided",
     "journal": "load unload",
     "method": "METHODS lozo lozo_m mezo mezo_adam mezo_bcd mezo_bcd_adam mezo_bcd_adaptive sparse_mezo "
     "zo_momentum zo_sign",

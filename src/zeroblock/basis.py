@@ -58,22 +58,42 @@ class Basis(abc.ABC):
         decay: factor on the weights, 1 - lr·λ.
     """
 
-    capturable = False
-    """Whether ``add_`` takes coefficients that stay on the device, and every draw follows ``clocked``: then a step
-    can be submitted without waiting for it, and captured as a CUDA graph."""
-    carries = False
-    """Whether ``transport`` says how a rule's state moves from the last turn's basis to this one."""
-    pairs = False
-    """Whether ``mirrored`` makes both copies from one draw."""
-    behind = False
-    """Whether steps are held in coordinates, so that the tensor itself need not be θ."""
-    rounding = Rounding.STOCHASTIC
-    """How results become 16-bit weights."""
-    factor_shape: tuple[int, int] | None = None
-    """(n, r) where Pz is a product of two thin matrices, ``coordinates_`` of (m, r) and ``factor`` of (n, r), that can
-    be applied one after the other; None for other bases."""
-    replays_together = False
-    """Whether ``ops.replay`` has a kernel that takes many SGD steps in this basis at once."""
+    @property
+    def capturable(self) -> bool:
+        """Whether ``add_`` takes coefficients that stay on the device, and every draw follows ``clocked``: then a step
+        can be submitted without waiting for it, and captured as a CUDA graph."""
+        return False
+
+    @property
+    def carries(self) -> bool:
+        """Whether ``transport`` says how a rule's state moves from the last turn's basis to this one."""
+        return False
+
+    @property
+    def pairs(self) -> bool:
+        """Whether ``mirrored`` makes both copies from one draw."""
+        return False
+
+    @property
+    def behind(self) -> bool:
+        """Whether steps are held in coordinates, so that the tensor itself need not be θ."""
+        return False
+
+    @property
+    def replays_together(self) -> bool:
+        """Whether ``ops.replay`` has a kernel that takes many SGD steps in this basis at once."""
+        return False
+
+    @property
+    def rounding(self) -> Rounding:
+        """How results become 16-bit weights."""
+        return Rounding.STOCHASTIC
+
+    @property
+    def factor_shape(self) -> tuple[int, int] | None:
+        """(n, r) where Pz is a product of two thin matrices, ``coordinates_`` of (m, r) and ``factor`` of (n, r), that
+        can be applied one after the other; None for other bases."""
+        return None
 
     @property
     @abc.abstractmethod
@@ -151,7 +171,8 @@ class Basis(abc.ABC):
         return None
 
     def fold_(self, param: Tensor, key: Key) -> None:
-        """Write the held steps to the tensor, whose rounding bits ``key`` addresses."""
+        """Write the held steps to the tensor; ``key`` addresses the rounding bits."""
+        raise TypeError(f"{type(self).__name__} holds no steps")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from .basis import Basis
 from .errors import ZeroBlockError
 from .interrupt import uninterrupted
 from .noise import Key
-from .basis import Basis
 
 
 class Member(NamedTuple):

@@ -39,6 +39,7 @@ WINDOWS = {"attention_chunk_size": None, "sliding_window": "use_sliding_window"}
 SINKS = ("s_aux",)
 """Arguments with which a layer passes attention sinks."""
 
+
 def is_output_side(path: str) -> bool:
     """Whether a module runs after the layers although its model registers it before them.
 

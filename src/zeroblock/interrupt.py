@@ -1,4 +1,4 @@
-"""Ctrl-C arrives between steps, never inside one: half an update or a half-restored model is worse than a short wait."""
+"""Ctrl-C arrives between steps, never inside one: half an update would be worse than a short wait."""
 
 from __future__ import annotations
 

@@ -62,9 +62,11 @@ class ZeroOrder(torch.optim.Optimizer):
         patience: consecutive steps with a non-finite loss before giving up.
     """
 
+    turn: Turn
+    """Which step comes next, on which block."""
     steps = property(operator.attrgetter("turn.step"), doc="Steps taken, skipped ones included.")
     block = property(operator.attrgetter("turn.block"), doc="Index of the active block.")
-    scores = property(operator.attrgetter("turn.scores"), doc="One number per block, from which a schedule learns.")
+    scores = property(lambda self: list(self.turn.scores), doc="One number per block, from which a schedule learns.")
     skipped = property(operator.attrgetter("patience.skipped"), doc="Steps whose loss was not finite.")
 
     def __init__(
@@ -120,9 +122,9 @@ class ZeroOrder(torch.optim.Optimizer):
         self.listener: Callable[[Record], None] | None = None
         """Called with the record of every step, in order; on a GPU later than the step, when the weights are ahead."""
         self._queue = Queue(self._tell)
-        capacity = max(map(self.weights.numel, range(len(self.blocks))))
         self._state = State(
-            self.state, self.rule.state, self.rule.carried, self.rule.reset, self.rule.dtype, self.weights.basis, capacity
+            self.state, self.rule.state, self.rule.carried, self.rule.reset, self.rule.dtype, self.weights.basis,
+            capacity=max(map(self.weights.numel, range(len(self.blocks)))),
         )  # fmt: skip
         self._settled = False
         """Settled between folds, or a fold failed: no further steps."""
@@ -251,7 +253,7 @@ class ZeroOrder(torch.optim.Optimizer):
             "blocks": [(block.name, *block.params) for block in self.blocks],
             "skipped": self.patience.skipped,
             "run_of_bad": self.patience.run,
-            "scores": list(self.scores),
+            "scores": self.scores,
             "thresholds": dict(self.weights.initial),
             "held": held if self.steps % self.fold else {},
             "state": self._state.saved({id(p): n for n, p in self.params.items()}),

@@ -52,7 +52,7 @@ class Move:
         """-lr·share per probe; on the device in fp32."""
         if isinstance(self.shares, Tensor):
             return (-self.lr * self.shares).float()
-        return [-self.lr * share for share in self.shares]  # type: ignore[list-item]
+        return [-float(self.lr) * share for share in self.shares]
 
 
 class Rule(abc.ABC):
@@ -108,7 +108,7 @@ class Rule(abc.ABC):
         for span in basis.spans():
             g = basis.combined(param, move.key, move.shares, span)
             delta = self.delta(g, {name: state[name][span] for name in self.state}, state["t"])
-            basis.lift_(param, delta, span, -move.lr, move.key, decay)  # type: ignore[arg-type]
+            basis.lift_(param, delta, span, -float(move.lr), move.key, decay)
 
 
 @RULES.register
@@ -204,6 +204,7 @@ class Adam(Rule):
         return torch.bfloat16 if fused and member.param.dtype.itemsize == 2 else torch.float32
 
     def update_(self, members: Sequence[Member], state: State, move: Move) -> None:
+        scalars: Sequence[float] | Tensor
         if move.taken is not None:
             assert isinstance(move.lr, Tensor)
             assert isinstance(move.shares, Tensor)
@@ -215,7 +216,7 @@ class Adam(Rule):
                 continue
             if move.taken is None:
                 own["t"] += 1
-                scalars = (1.0, -move.lr, *self.factors(own["t"]), *move.shares)
+                scalars = (1.0, -float(move.lr), *self.factors(own["t"]), *move.shares)
             ops.adam_(
                 member.param, own["m"], own["v"], draw, scalars, betas=self.betas, eps=self.eps,
                 decay=move.decay(member), rounding=member.basis.rounding,

@@ -143,18 +143,19 @@ class Mean(Objective):
     def __init__(self, parts: Sequence[Closure]) -> None:
         self.parts = [objective_of(part) for part in parts]
 
-    def __call__(self) -> float:
-        return self._mean([value_of(part) for part in self.parts])
+    def __call__(self) -> Tensor:
+        return self._mean([torch.tensor(value_of(part), dtype=torch.float64) for part in self.parts])
 
     def measure(self, points: Sequence[Point]) -> Tensor:
         return self._mean([part.measure(points).double() for part in self.parts])
 
-    def _mean(self, values: list[Any]) -> Any:
+    def _mean(self, values: list[Tensor]) -> Tensor:
         weights = [part.weight for part in self.parts]
         if None in weights or len(set(weights)) == 1:
             return functools.reduce(operator.add, values) / len(values)
-        weighted = [weight * value for weight, value in zip(weights, values, strict=True)]
-        return functools.reduce(operator.add, weighted) / sum(weights)  # type: ignore[arg-type]
+        total = sum(weight or 0.0 for weight in weights)
+        weighted = [value * (weight or 0.0) for weight, value in zip(weights, values, strict=True)]
+        return functools.reduce(operator.add, weighted) / total
 
 
 class Called(Objective):
@@ -247,7 +248,7 @@ class Plan:
         return (self.estimator, self.turn.block, *places, *self.state.memory(self.members))
 
     def clocked(self, clock: Tensor) -> Plan:
-        """The same plan with its noise addressed by a clock on the device: (2,) int64, the step and its turn's first."""
+        """The same plan with its noise addressed by a clock on the device; see :class:`noise.Key`."""
         members = tuple(member._replace(basis=member.basis.clocked(clock)) for member in self.members)
         return dataclasses.replace(self, members=members, clock=clock)
 

@@ -23,10 +23,15 @@ SUBSPACES = Registry("subspace")
 class Subspace(abc.ABC):
     """A family of bases; every turn draws new ones."""
 
-    folds = False
-    """Whether its steps can be held in coordinates and folded into the weights later."""
-    retraces = True
-    """Whether subtracting a perturbation takes back what adding it did, in exact arithmetic."""
+    @property
+    def folds(self) -> bool:
+        """Whether its steps can be held in coordinates and folded into the weights later."""
+        return False
+
+    @property
+    def retraces(self) -> bool:
+        """Whether subtracting a perturbation undoes adding it, in exact arithmetic."""
+        return True
 
     def initial(self, param: Tensor) -> float | None:
         """A number that bases need of the weights before training; None, the default, for none."""

@@ -129,7 +129,7 @@ class Engine(Forward):
         return rows
 
     def _multiples(self, tokens: float) -> tuple[int, int]:
-        """What a row's lengths are rounded up to: for captured rows a sixteenth apart, so that there are few lengths."""
+        """What a row's lengths are rounded up to; captured rows to few lengths, a sixteenth apart."""
         if self.graphs is None or not self.graphs.pays(int(tokens), self.numel):
             return (16 if self.device.type == "cuda" else 1), 1  # tensor cores want multiples of 8
         return max(32, 1 << max(0, int(tokens).bit_length() - 5)), 16

@@ -237,7 +237,7 @@ class _Fork:
 
             def embedding(ids: Tensor) -> Tensor:
                 beside = torch.cat([F.embedding(self._mine(ids, r), us[r]) for r in range(rows)])
-                y = inner(ids) + beside @ v.T
+                y: Tensor = inner(ids) + beside @ v.T
                 self.parted = True
                 return y
 

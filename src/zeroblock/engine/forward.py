@@ -16,7 +16,6 @@ from ..errors import ZeroBlockWarning
 from ..exclusive import exclusive
 from ..run.graph import Graphs
 from .attention import attending, configs
-
 from .fork import Anatomy, ForkError, forking
 from .pack import Padded, Row
 
@@ -76,7 +75,7 @@ class Forward:
         with exclusive(self.model):
             if isinstance(row, Padded):
                 if points:
-                    raise ForkError(f"an example of more than {self.max_length:,} tokens, where it looks no further back")
+                    raise ForkError(f"an example is longer than the {self.max_length:,} tokens it looks back over")
                 logits = self.model(input_ids=row.tokens, attention_mask=row.mask, use_cache=False).logits
                 return _totals(logits.flatten(0, 1)[None], row)
             fork: contextlib.AbstractContextManager[None] = contextlib.nullcontext()

@@ -115,7 +115,7 @@ class BatchObjective(Objective):
 
     @property
     def _by_token(self) -> bool:
-        """Whether the loss is a mean over the tokens of all answers; an example's options are one choice, not tokens."""
+        """Whether the loss is a mean over the tokens of all answers."""
         return self.over == "answer" and self.reduction == "tokens"
 
     @functools.cached_property

@@ -56,8 +56,8 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
     difference = float(((alone - together) / row.lengths).abs().max())  # per token
     if not difference <= (PRECISE if _precise(forward) else ROUGH):
         forward.reason = (
-            f"packed examples do not score as they do alone (by {difference:.2g} per token): its layers carry something "
-            "from token to token, or count the places of a row"
+            f"packed examples do not score as they do alone (by {difference:.2g} per token): its layers carry "
+            "something from token to token, or count the places of a row"
         )
         return False
     return True

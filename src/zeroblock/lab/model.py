@@ -351,9 +351,7 @@ def _gram(optimizer: ZeroOrder, closures: Sequence[Closure], m: int, eps: float)
     with torch.no_grad():
         for i in range(m):
             for j in range(i + 1, m):
-                first, second = (
-                    Swapped(Key(optimizer.seed, 0, k), optimizer.members, optimizer.rounding) for k in (i, j)
-                )
+                first, second = (Swapped(Key(optimizer.seed, 0, k), optimizer.members) for k in (i, j))
                 for a in (1, -1):
                     with first:
                         first.move(a * eps)

@@ -138,9 +138,7 @@ class Graphs:
             captured.graph.replay()
             return captured.numbers.like(told.copy_(captured.numbers.flat))
 
-    def _capture(
-        self, plan: Plan, staged: Staged, host: _Inputs, kernels: tuple[object, ...]
-    ) -> _Captured | None:
+    def _capture(self, plan: Plan, staged: Staged, host: _Inputs, kernels: tuple[object, ...]) -> _Captured | None:
         device = staged.device
         inputs = _Inputs.over(host.flat.to(device))
         inputs.live.zero_()  # the trial run before the capture moves nothing
