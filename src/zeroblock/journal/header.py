@@ -160,7 +160,7 @@ class Header:
         self.check_base(optimizer.model, force=force)
 
     def _check_method(self, optimizer: ZeroOrder) -> None:
-        from ..optimizer import both_parts
+        from ..composition import both_parts
 
         mine = _method(optimizer)
         parts = both_parts(self.parts, optimizer.parts)
