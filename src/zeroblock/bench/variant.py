@@ -13,7 +13,6 @@ from ..engine.fork import ForkError
 from ..errors import unknown
 from ..method import METHODS, get, specimen
 from ..optimizer import ZeroOrder
-from ..subspace import LowRank
 from .batch import Batch, Load
 from .ceiling import Ceiling
 from .reference import REFERENCES, MeZO
@@ -123,7 +122,7 @@ class Ours:
 
     @property
     def captures(self) -> bool:
-        return self.engine.graphs is not None and self.optimizer.capturable
+        return self.engine.graphs is not None and self.optimizer.plan().capturable
 
     @property
     def held(self) -> int:
@@ -136,7 +135,9 @@ class Ours:
     def rewind(self, steps: int) -> None:
         self.optimizer.flush()
         fold = self.optimizer.fold
-        _restart(self.optimizer, self._start, -steps % fold if 2 * steps >= fold else 0)
+        self.optimizer.load_state_dict(self._start)
+        if 2 * steps >= fold:  # start within a fold, so that the last step ends one
+            self.optimizer.enter(dataclasses.replace(self.optimizer.turn, step=-steps % fold))
 
     def gemm_ms(self, ceiling: Ceiling, load: Load) -> float | None:
         if not self.forked:
@@ -156,16 +157,7 @@ class Ours:
 
     @property
     def _low_rank(self) -> bool:
-        return isinstance(self.optimizer.subspace, LowRank)
-
-
-def _restart(optimizer: ZeroOrder, start: dict[str, Any], step: int) -> None:
-    """Set an optimizer to a step that it never reached, with the state of its start.
-
-    The state dict is forged here, and nowhere else: no public call moves an optimizer to a step. Replace it
-    by the optimizer's turns once they are an object of their own.
-    """
-    optimizer.load_state_dict({**start, "steps": step})
+        return self.optimizer.subspace.folds
 
 
 def build(
@@ -192,10 +184,10 @@ def build(
     options: dict[str, Any] = {} if graphs is None else {"graphs": graphs}
     engine = Engine(model, fork=choice.engine == "forked", max_tokens=max_tokens, **options)
     if choice.engine == "forked" and not engine.forked:
-        raise ForkError(f"{type(model).__name__} cannot be forked: {engine.why}")
+        raise ForkError(f"{type(model).__name__} cannot be forked: {engine.reason}")
     plain, given = get(choice.method)(specimen()), {}
     if interval is not None and len(plain.blocks) > 1 and plain.interval > 1:
         given["interval"] = interval
-    if isinstance(plain.subspace, LowRank):  # as zeroblock train does
+    if plain.subspace.folds:  # as zeroblock train does
         given["fold"] = given.get("interval", plain.interval)
     return Ours(get(choice.method)(model, lr=LR, seed=seed, **given), engine, choice.engine == "forked")
