@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable
 
 import torch
@@ -38,9 +39,9 @@ def table(args: argparse.Namespace, operations: Callable[[Tensor], Operations], 
     """Time every operation in every dtype, print a line for each and append the rows to the CSV.
 
     Args:
-        args: of :func:`arguments`.
-        operations: those on given weights.
-        baseline: the name of the one in plain torch.
+        args: the options that :func:`arguments` has parsed.
+        operations: makes the operations on given weights.
+        baseline: the name of the operation in plain torch.
     """
     n, rows = args.numel, []
     print(f"{machine(args.device)}, torch {torch.__version__}, {n:,} elements")
@@ -48,7 +49,7 @@ def table(args: argparse.Namespace, operations: Callable[[Tensor], Operations], 
     for dtype in DTYPES:
         x = torch.randn(n, device=args.device).mul_(0.02).to(dtype)
         y = torch.empty_like(x)
-        named: Operations = {"copy": (lambda x=x, y=y: y.copy_(x), 2 * x.element_size()), **operations(x)}
+        named: Operations = {"copy": (functools.partial(y.copy_, x), 2 * x.element_size()), **operations(x)}
         times = {name: seconds(run, args.device) for name, (run, _) in named.items()}
         copied = 2 * n * x.element_size() / times["copy"]
         for name, (_, size) in named.items():
