@@ -1,4 +1,4 @@
-"""What can go wrong, in words that name the fix."""
+"""Errors and warnings, in words that name the fix."""
 
 from __future__ import annotations
 
