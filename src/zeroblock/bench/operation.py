@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from record import append, machine, positive, seconds, writable
+from .script import append, machine, positive, seconds, writable
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
