@@ -86,6 +86,21 @@ class Finite(abc.ABC):
     def loss(self, losses: Tensor) -> Tensor:
         """The one people read."""
 
+    @property
+    def centred(self) -> bool:
+        """Whether a journal stores a centre for every probe: its mean loss minus the loss of the step."""
+        return False
+
+    def losses_of(self, loss: float, coeffs: Sequence[float], centres: Sequence[float]) -> tuple[float, ...]:
+        """The losses that led to these coefficients; empty where they cannot be told.
+
+        Args:
+            loss: of the step.
+            coeffs: one per probe.
+            centres: one per probe, zeros unless ``centred``.
+        """
+        return ()
+
     def __call__(self, measure: Measure, directions: Sequence[Direction]) -> Estimate:
         losses = torch.tensor(measure(self.points(directions)), dtype=torch.float64)
         return Estimate(float(self.loss(losses)), tuple(self.coeffs(losses).tolist()), tuple(losses.tolist()))
@@ -109,6 +124,14 @@ class TwoSided(Finite):
     def loss(self, losses: Tensor) -> Tensor:
         return losses.mean()
 
+    @property
+    def centred(self) -> bool:
+        return self.probes > 1
+
+    def losses_of(self, loss: float, coeffs: Sequence[float], centres: Sequence[float]) -> tuple[float, ...]:
+        pairs = zip(coeffs, centres, strict=True)
+        return tuple(loss + centre + sign * self.eps * c for c, centre in pairs for sign in (1, -1))
+
 
 @dataclasses.dataclass(frozen=True)
 class OneSided(Finite):
@@ -122,6 +145,9 @@ class OneSided(Finite):
 
     def loss(self, losses: Tensor) -> Tensor:
         return losses[0]
+
+    def losses_of(self, loss: float, coeffs: Sequence[float], centres: Sequence[float]) -> tuple[float, ...]:
+        return (loss, *(loss + self.eps * c for c in coeffs))
 
 
 @dataclasses.dataclass(frozen=True)

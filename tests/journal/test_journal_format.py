@@ -22,7 +22,7 @@ import zeroblock as zb
 from toy import Tiny
 from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import Header, Journal, Record, read
-from zeroblock.journal import file as format_of
+from zeroblock.journal import format as format_of
 
 HERE = Path(__file__).parent
 SIZE = 28
@@ -95,7 +95,7 @@ def test_a_tail_torn_at_any_byte_is_cut_and_told(path: Path) -> None:
         assert found.torn == SIZE - cut
         with Journal.open(path) as journal:
             assert journal.note == (
-                f"cut {SIZE - cut} bytes of an unfinished write after 11 whole steps; the run takes what it lost again"
+                f"cut {SIZE - cut} bytes of an unfinished write after 11 whole steps; the run takes the lost step again"
             )
             assert [key(r) for r in journal.records] == [key(r) for r in made[:-1]]
             journal.append(made[-1])
@@ -311,7 +311,7 @@ import resource, sys
 from pathlib import Path
 sys.path[:0] = [{tests!r}, {here!r}]
 import zeroblock as zb
-from test_journal_file import records, start
+from test_journal_format import records, start
 path = Path({path!r})
 journal = start(path)
 resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + {room}, resource.RLIM_INFINITY))
@@ -335,7 +335,7 @@ def test_a_full_disk_leaves_whole_records(path: Path, room: int) -> None:
     message, size, steps = done.stdout.splitlines()
     whole = room // SIZE
     assert f"step {whole} could not be written to" in message
-    assert f"the journal holds the {whole} steps before it: free some room, then zeroblock resume" in message
+    assert f"the journal holds the {whole} steps before it: free some space, then zeroblock resume" in message
     assert int(size) == body(path) + whole * SIZE
     assert int(steps) == whole + 1
     with Journal.open(path) as journal:
