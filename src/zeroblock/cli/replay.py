@@ -67,7 +67,7 @@ def write_weights(
     if not name:
         raise ZeroBlockError("the journal does not name its base: give --model")
     if model is None and shown(name, 4096) != name:
-        raise ZeroBlockError(f"the journal names its base {shown(name)!r}, which is no name: give --model")
+        raise ZeroBlockError(f"the journal names its base '{shown(name)}', which is no name: give --model")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ZeroBlockError(f"{str(out)!r} exists already: give a new folder with --out")
     if header.dtype == "mixed":

@@ -140,7 +140,7 @@ class Header:
             raise ZeroBlockError(f"the header {'has an unknown' if odd in fields else 'lacks the'} field {odd!r}")
         for name, hint in hints.items():
             if not spec.fits(fields[name], hint):
-                raise ZeroBlockError(f"the header's {name} cannot be {str(fields[name])[:100]!r}")
+                raise ZeroBlockError(f"the header's {name} cannot be {shown(repr(fields[name]))}")
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
         }
@@ -154,7 +154,7 @@ class Header:
         }
         for name, right in ranges.items():
             if not right:
-                raise ZeroBlockError(f"the header's {name} cannot be {shown(values[name])!r}")
+                raise ZeroBlockError(f"the header's {name} cannot be {shown(repr(values[name]))}")
         return cls(**values)
 
     def check(self, optimizer: ZeroOrder, *, force: bool = False) -> None:

@@ -130,7 +130,7 @@ def check_whole(contents: Contents, place: str | Path, *, force: bool = False) -
                 f"{message}: the weights of its last step cannot be rebuilt; --step {steps} (or --force) takes the "
                 f"{steps:,} steps before it"
             )
-        warnings.warn(f"{message}, which is left out", ZeroBlockWarning, stacklevel=3)
+        warnings.warn(f"{message}: these are the weights after {steps:,} steps", ZeroBlockWarning, stacklevel=3)
     elif contents.torn:
         warnings.warn(f"{place} ends with {contents.note}, which are left out", ZeroBlockWarning, stacklevel=3)
 

@@ -55,7 +55,7 @@ def build(kind: str, spec: object, depth: int = MAX_DEPTH) -> Any:
         )
     name = spec["name"]
     if name not in KNOWN[kind]:
-        raise unknown(kind, shown(name), KNOWN[kind])
+        raise unknown(kind, name[:100], KNOWN[kind])
     cls = KNOWN[kind][name]
     hints = typing.get_type_hints(cls)
     fields = [field.name for field in dataclasses.fields(cls)]
