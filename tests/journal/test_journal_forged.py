@@ -244,9 +244,7 @@ def test_a_damaged_last_record_is_not_called_an_unfinished_write(tmp_path: Path)
     with pytest.raises(ZeroBlockError, match="ends with a damaged record of step 11"):
         export(tmp_path, tmp_path / "out.zbj")
     export(tmp_path, tmp_path / "out.zbj", step=11)
-    with pytest.warns(
-        zb.ZeroBlockWarning, match="step 11, whose checksum does not match: these are the weights after 11"
-    ):
+    with pytest.warns(zb.ZeroBlockWarning, match="does not match: these are the weights after 11 steps"):
         zb.load(model, tmp_path, force=True)
     with Journal.open(tmp_path) as journal:  # a run that has not finished takes the step again
         assert journal.note == (

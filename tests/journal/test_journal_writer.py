@@ -101,7 +101,7 @@ def test_another_file_in_its_place_is_left_alone_and_the_run_fails(path: Path) -
     journal, records = begin(path)
     path.unlink()
     path.write_text("precious")
-    with pytest.raises(ZeroBlockError, match="was replaced by another file during the run; .* with 5 steps, is in"):
+    with pytest.raises(ZeroBlockError, match=r"was replaced by another file during the run; .* with 5 steps, is in"):
         journal.sync()
     with pytest.raises(ZeroBlockError, match="was replaced"):  # a run must not go on without a journal
         journal.append(records[5])
@@ -119,7 +119,7 @@ def test_a_folder_that_is_gone_is_a_clear_failure(tmp_path: Path) -> None:
     journal, _ = begin(folder / "journal.zbj")
     (folder / "journal.zbj").unlink()
     folder.rmdir()
-    with pytest.raises(ZeroBlockError, match="deleted during the run and could not be written anew .*No such file"):
+    with pytest.raises(ZeroBlockError, match=r"deleted during the run and could not be written anew .*No such file"):
         journal.close()
 
 
@@ -232,7 +232,7 @@ def test_planted_links_are_never_followed(path: Path, monkeypatch: pytest.Monkey
     target.write_text("precious")
     monkeypatch.setattr("secrets.token_hex", lambda size: "0" * 2 * size)  # as if the name could be guessed
     (path.parent / f".{path.name}.{'0' * 16}").symlink_to(target)
-    with pytest.raises(ZeroBlockError, match="cannot create the journal .*File exists"):
+    with pytest.raises(ZeroBlockError, match=r"cannot create the journal .*File exists"):
         begin(path)
     monkeypatch.undo()
     path.symlink_to(target)
