@@ -225,7 +225,7 @@ def members(header: dict[str, Any], shapes: dict[str, Shape], stacks: Sequence[s
         for number in range(len(stacks)):
             own = [group for (stack, _), group in layers.items() if stack == number]
             k = cut.get("k", 1)
-            inner += [sum(own[a : a + k], []) for a in range(0, len(own), k)]
+            inner += [[name for group in own[a : a + k] for name in group] for a in range(0, len(own), k)]
     else:
         assert cut["name"] == "linears"
         for group in layers.values():

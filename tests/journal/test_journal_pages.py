@@ -132,6 +132,21 @@ def to_bits(values: np.ndarray, dtype: str) -> list[str]:
     return [f"{n >> 16:04x}" if dtype == "bfloat16" else f"{n:08x}" for n in patterns]
 
 
+def test_normals_end_where_the_page_says_and_rounding_bits_follow_them_there() -> None:
+    a = np.arange(1 << 16, dtype=np.uint32)
+    largest, _ = page._pair(a[:1], np.zeros(1, np.uint32))
+    assert largest[0] == pytest.approx(6.6604, abs=5e-5)
+    angles = np.random.default_rng(0).integers(0, 2**32, (64, len(a)), dtype=np.uint32)
+    for sign, word in ((1, a), (-1, ~a)):
+        z = np.stack([page._pair(word, angle)[0] for angle in angles])
+        assert np.abs(z).max() <= largest[0]
+        tail = np.broadcast_to(word & np.uint32(0xFFFF), z.shape)[sign * z > 4.75] / 65536
+        assert tail.mean() - 0.5 == pytest.approx(-0.35 * sign, abs=0.01)
+        tail = np.broadcast_to(word & np.uint32(0x1FFF), z.shape)[sign * z > 4.75] / 8192
+        assert tail.mean() - 0.5 == pytest.approx(-0.05 * sign, abs=0.01)
+        assert np.broadcast_to(a, z.shape)[sign * z > 4.75].max() < 27_100
+
+
 @pytest.mark.parametrize("vector", NOISE, ids=lambda v: "-".join(filter(None, (v["kind"], v.get("dtype")))))
 def test_the_vectors_of_the_noise(vector: dict[str, Any]) -> None:
     match vector["kind"]:
