@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import zeroblock as zb
 from toy import PATIENCE_S, Tiny
 from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import Header, Journal, Record, read
-from zeroblock.journal import file as format_of
+from zeroblock.journal import format as format_of
 
 HERE = Path(__file__).parent
 SIZE = 28
@@ -95,7 +96,7 @@ def test_a_tail_torn_at_any_byte_is_cut_and_told(path: Path) -> None:
         assert found.torn == SIZE - cut
         with Journal.open(path) as journal:
             assert journal.note == (
-                f"cut {SIZE - cut} bytes of an unfinished write after 11 whole steps; the run takes what it lost again"
+                f"cut {SIZE - cut} bytes of an unfinished write after 11 whole steps; the run takes the lost step again"
             )
             assert [key(r) for r in journal.records] == [key(r) for r in made[:-1]]
             journal.append(made[-1])
@@ -314,7 +315,7 @@ import resource, sys
 from pathlib import Path
 sys.path[:0] = [{tests!r}, {here!r}]
 import zeroblock as zb
-from test_journal_file import records, start
+from test_journal_format import records, start
 path = Path({path!r})
 journal = start(path)
 resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + {room}, resource.RLIM_INFINITY))
@@ -338,7 +339,7 @@ def test_a_full_disk_leaves_whole_records(path: Path, room: int) -> None:
     message, size, steps = done.stdout.splitlines()
     whole = room // SIZE
     assert f"step {whole} could not be written to" in message
-    assert f"the journal holds the {whole} steps before it: free some room, then zeroblock resume" in message
+    assert f"the journal holds the {whole} steps before it: free some space, then zeroblock resume" in message
     assert int(size) == body(path) + whole * SIZE
     assert int(steps) == whole + 1
     with Journal.open(path) as journal:
@@ -395,3 +396,63 @@ def test_nothing_is_written_after_what_may_be_lost(tmp_path: Path, monkeypatch: 
         journal.append(Record(2, 0, (1.0,), 1e-2, (), 1.0))
     journal.close()
     assert len(read(tmp_path / "journal.zbj").records) <= 2
+
+
+# Many records
+
+
+@pytest.mark.parametrize("estimator", [zb.TwoSided(), zb.TwoSided(probes=3), zb.OneSided(probes=70)], ids=str)
+@pytest.mark.parametrize("count", [0, 1, 1023, 1024, 20_000])
+def test_checksums_of_many_records_are_those_of_each(estimator: zb.TwoSided, count: int) -> None:
+    """The vectorised checksum against zlib's, on both sides of the sizes where it takes over."""
+    header = Header.of(zb.ZeroOrder(Tiny(), 1e-2, estimator=estimator, seed=count))
+    layout = format_of.Layout.of(header, 0xDEADBEEF)
+    data = random.Random(count).randbytes(count * layout.size)
+    rows = format_of.np.frombuffer(data, layout.dtype) if count else format_of.np.empty(0, layout.dtype)
+    expected = [
+        zlib.crc32(data[a : a + layout.size - 4], zlib.crc32(step.to_bytes(8, "little"), 0xDEADBEEF))
+        for step, a in enumerate(range(0, len(data), layout.size))
+    ]
+    assert layout.checksums(rows).tolist() == expected
+
+
+def test_damage_among_many_records_is_found(path: Path) -> None:
+    with start(path, fsync=None) as journal:
+        for record in records(3000):
+            journal.append(record)
+    whole, begin = path.read_bytes(), body(path)
+    for step in (0, 1, 255, 256, 1500, 2998):
+        changed = bytearray(whole)
+        changed[begin + step * SIZE + 9] ^= 4
+        with pytest.raises(ZeroBlockError, match=f"step {step} is damaged"):
+            format_of.parse(bytes(changed))
+
+
+def test_reading_makes_no_record_before_it_is_looked_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = records(2000)
+    with start(path, fsync=None) as journal:
+        for record in made:
+            journal.append(record)
+    built: list[int] = []
+
+    def count(*values: object) -> Record:
+        built.append(values[0])
+        return Record(*values)
+
+    monkeypatch.setattr(format_of, "Record", count)
+    found = read(path).records
+    assert len(found) == 2000
+    assert found.lr.tolist() == [record.lr for record in made]
+    assert found.finite.all()
+    assert built == []
+    assert key(found[1234]) == key(made[1234])
+    assert key(found[-1]) == key(made[-1])
+    assert built == [1234, 1999]
+    part = found[500:700]
+    assert built == [1234, 1999]
+    assert [key(record) for record in part] == [key(record) for record in made[500:700]]
+    assert [key(record) for record in part[10:20]] == [key(record) for record in made[510:520]]
+    assert [key(record) for record in found[::-400]] == [key(record) for record in made[::-400]]
+    assert [record.step for record in reversed(part)] == list(range(699, 499, -1))
+    with pytest.raises(IndexError):
+        found[2000]
