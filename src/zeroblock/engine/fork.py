@@ -1,9 +1,9 @@
 """The forked forward: several points of weight space in one pass of the model's own forward.
 
-Points differ in the active block alone.  So what lies before it runs once; its modules
-run once a point, on a perturbed copy that exists for as long as they run; what lies
-after it runs once on the points' rows together.  Nothing of the model is rewritten:
-its own modules are called, the active ones through a wrapper for the time of one pass.
+Points differ in the active block alone.  So the modules before the block run once; its own
+modules run once per point, each time on a perturbed copy that exists only while they run; and
+the modules after it run once, on the rows of all points together.  Nothing of the model is
+rewritten: its own modules are called, the active ones through a wrapper for one pass.
 
     ids ──► layer 0 ──► … ──► layer j at θ⁺ ─┐
                           └─► layer j at θ⁻ ─┴─► layer j+1 (two rows) ──► … ──► head
@@ -21,21 +21,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from .. import family
+from ..basis import Basis
 from ..block import stacks
 from ..direction import METADATA, Member, Point
 from ..errors import ZeroBlockError
-from ..subspace import Elementwise, Factored
+from ..interrupt import uninterrupted
 
-PAIR = 1024
-"""Rows up to this many tokens take both copies of a layer at once, from one draw; longer ones one after another."""
-MANY = 8
-"""Unless so many layers are perturbed: then a second draw of them all takes longer than a second copy takes room."""
+PAIR_TOKENS = 1024
+"""Rows up to this many tokens get both copies of a layer at once, from one draw; longer ones one after the other."""
+PAIR_STAGES = 8
+"""With this many perturbed layers rows of any length get both: a second draw would cost more than a second copy."""
 
 Forward = Callable[..., Any]
 
 
 class ForkError(ZeroBlockError):
-    """A model reads its weights, or returns its rows, in a way that cannot be forked."""
+    """The model reads its weights, or returns its rows, in a way that cannot be forked."""
 
 
 class Anatomy:
@@ -60,11 +62,12 @@ class Anatomy:
                     self.layer[name] = layer
 
     def stages(self, members: Sequence[Member]) -> list[tuple[nn.Module, list[Member]]]:
-        """The modules to run once a point, each with the tensors that are perturbed in it.
+        """The modules that run once per point, each with the tensors that are perturbed in it.
 
-        A layer that holds an active tensor, and every module outside the layers that does: a tied head is two of them.
+        These are the layers that hold an active tensor, and the modules outside the layers that do; a tied head and
+        embedding are two of them.
         """
-        found: dict[int, tuple[nn.Module, list[Member]]] = {}
+        by_module: dict[int, tuple[nn.Module, list[Member]]] = {}
         for member in members:
             if member.name in self.shared:
                 raise ForkError(f"{member.name!r} is read in several places of the stack of layers")
@@ -72,12 +75,12 @@ class Anatomy:
             for module in [layer] if layer is not None else self.owners[member.name]:
                 if layer is None and any(True for _ in module.children()):
                     raise ForkError(f"{member.name!r} belongs to a module that holds others")
-                found.setdefault(id(module), (module, []))[1].append(member)
-        return list(found.values())
+                by_module.setdefault(id(module), (module, []))[1].append(member)
+        return list(by_module.values())
 
 
 class _Watch(TorchFunctionMode):
-    """Sees that active tensors are read nowhere but where the points' copies are shown."""
+    """Raises if an active tensor is read outside the modules that show the points' copies."""
 
     def __init__(self, fork: _Fork, members: Sequence[Member]) -> None:
         super().__init__()
@@ -96,34 +99,35 @@ class _Watch(TorchFunctionMode):
 
 @contextlib.contextmanager
 def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int, watch: bool = False) -> Iterator[None]:
-    """A forward inside this runs at all points: what it returns has a row for each.
+    """A context in which the model's forward runs at all points and returns a row for each.
 
     Args:
         anatomy: of the model that will run.
         points: along directions of the same members.
         tokens: of the row that will run.
-        watch: refuse a model that reads an active tensor where it could not be shown a point's; takes time.
+        watch: raise if the model reads an active tensor where no copy can be shown; this takes time.
     """
     members = points[0].direction.members
     stages = anatomy.stages(members)
     fork = _Fork(points, tokens, len(stages))
     replaced: list[tuple[nn.Module, Forward | None]] = []
     cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # it would hand one point's weights to the next
-    try:
-        for module, mine in stages:
-            for one, forward in fork.replacements(module, mine, anatomy):
-                replaced.append((one, vars(one).get("forward")))
-                one.forward = forward
-        with _Watch(fork, members) if watch else contextlib.nullcontext():
-            yield
-    finally:
-        for one, before in reversed(replaced):
-            if before is None:
-                del one.forward
-            else:
-                one.forward = before
-        torch.set_autocast_cache_enabled(cached)
+    with uninterrupted() as shield:
+        try:
+            torch.set_autocast_cache_enabled(False)  # it would hand one point's weights to the next
+            for module, mine in stages:
+                for one, forward in fork.replacements(module, mine, anatomy):
+                    replaced.append((one, vars(one).get("forward")))
+                    one.forward = forward
+            with _Watch(fork, members) if watch else contextlib.nullcontext(), shield.opened():
+                yield
+        finally:
+            for one, before in reversed(replaced):
+                if before is None:
+                    del one.forward
+                else:
+                    one.forward = before
+            torch.set_autocast_cache_enabled(cached)
 
 
 def scratch(anatomy: Anatomy, blocks: Iterable[Sequence[Member]], points: Sequence[Point], tokens: int) -> int:
@@ -138,9 +142,10 @@ def scratch(anatomy: Anatomy, blocks: Iterable[Sequence[Member]], points: Sequen
     most = 0
     for block in blocks:
         stages = anatomy.stages(block)
-        copies = 2 if _Fork(points, tokens, len(stages)).mirrored else 1
+        paired = all(member.basis.pairs for member in block if member.basis.factor_shape is None)
+        copies = 2 if paired and _Fork(points, tokens, len(stages)).mirrored else 1
         for _, members in stages:
-            most = max(most, copies * sum(m.param.nbytes for m in members if isinstance(m.basis, Elementwise)))
+            most = max(most, copies * sum(m.param.nbytes for m in members if m.basis.factor_shape is None))
     return most
 
 
@@ -150,15 +155,15 @@ class _Fork:
     def __init__(self, points: Sequence[Point], tokens: int, stages: int) -> None:
         self.points, self.tokens, self.parted = points, tokens, False
         self.shown = 0
-        """How many modules that show a point's weights are running, one within another."""
+        """Number of running modules that show a point's weights, nested ones included."""
         a, b = points[0], points[-1]
         opposite = len(points) == 2 and a.direction is b.direction and a.scale == -b.scale
-        self.mirrored = opposite and a.direction.paired and (tokens <= PAIR or stages >= MANY)
+        self.mirrored = opposite and a.direction.paired and (tokens <= PAIR_TOKENS or stages >= PAIR_STAGES)
 
     def replacements(
         self, module: nn.Module, members: list[Member], anatomy: Anatomy
     ) -> list[tuple[nn.Module, Forward]]:
-        """Modules and what their forward is to be during the pass."""
+        """Modules with the forward that each gets during the pass."""
         by_owner: dict[int, tuple[nn.Module, list[Member]]] = {}
         for member in members:
             for owner in anatomy.owners[member.name]:
@@ -183,7 +188,7 @@ class _Fork:
         return noted
 
     def copied(self, module: nn.Module, members: Sequence[Member]) -> Forward:
-        """The module's forward, once a point, on perturbed copies of its active tensors."""
+        """The module's forward, run once per point on perturbed copies of its active tensors."""
         inner = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -207,7 +212,7 @@ class _Fork:
         return forward
 
     def entered(self, module: nn.Module) -> Forward:
-        """The module's forward on a row for each point, for leaves inside that tell the rows apart."""
+        """The module's forward on one row per point, for modules inside that treat the rows differently."""
         inner = module.forward
 
         def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -218,28 +223,28 @@ class _Fork:
         return forward
 
     def factored(self, module: nn.Module, members: Sequence[Member]) -> Forward:
-        """A matrix product with ±ε(xV)Uᵀ beside it: the perturbed matrix is never made."""
-        weight = next(m for m in members if isinstance(m.basis, Factored))
+        """A matrix product with ±ε(xV)Uᵀ added to it: the perturbed matrix never exists."""
+        weight = next(m for m in members if m.basis.factor_shape is not None)
         bias = next((m for m in members if m is not weight), None)
         matrix, basis = weight.param, weight.basis
-        assert isinstance(basis, Factored)
         v, us = self._factors(matrix, basis)
 
         rows = len(self.points)
         plain = module._parameters.get("bias") if bias is None else None
 
-        if isinstance(module, nn.Embedding):
+        kind = family.product(module)
+        if kind == "embedding":
             inner = module.forward
 
             def embedding(ids: Tensor) -> Tensor:
                 beside = torch.cat([F.embedding(self._mine(ids, r), us[r]) for r in range(rows)])
-                y = inner(ids) + beside @ v.T
+                y: Tensor = inner(ids) + beside @ v.T
                 self.parted = True
                 return y
 
             return embedding
 
-        transposed = not isinstance(module, nn.Linear)  # transformers' Conv1D: y = xW
+        transposed = kind == "transposed"
         left, right = (us, v.T.expand(rows, -1, -1)) if transposed else (v, us.transpose(1, 2))
 
         def linear(x: Tensor) -> Tensor:
@@ -255,24 +260,22 @@ class _Fork:
 
         return linear
 
-    def _factors(self, matrix: Tensor, basis: Factored) -> tuple[Tensor, Tensor]:
+    def _factors(self, matrix: Tensor, basis: Basis) -> tuple[Tensor, Tensor]:
         """√ε·V of (n, r), and (B ± ε·U)/√ε for each point, (R, m, r), in the matrix's dtype."""
         size = max(abs(point.scale) for point in self.points)
-        root = math.sqrt(size)  # shared by both factors: neither product leaves the range of 16 bits
-        us = torch.empty((len(self.points), basis.shape[0], basis.rank), dtype=matrix.dtype, device=matrix.device)
+        root = math.sqrt(size)  # each factor takes half of it, so that neither product leaves the range of 16 bits
+        assert basis.factor_shape is not None
+        _, rank = basis.factor_shape
+        us = torch.empty((len(self.points), matrix.shape[0], rank), dtype=matrix.dtype, device=matrix.device)
         for u, point in zip(us, self.points, strict=True):
             basis.coordinates_(u, point.direction.key, point.scale, 1 / root)
         return basis.factor(matrix.device, root, matrix.dtype), us
 
     def _copies(self, members: Sequence[Member]) -> Iterator[list[Tensor]]:
-        """For each point the active tensors of a module there."""
-        bases = [member.basis for member in members]
-        if self.mirrored and all(isinstance(basis, Elementwise) for basis in bases):
+        """For each point, a module's active tensors there."""
+        if self.mirrored and all(member.basis.pairs for member in members):
             direction, scale = self.points[0]
-            key, rounding = direction.key, direction.rounding
-            pairs = [
-                m.basis.mirrored(m.param, key, scale, rounding) for m in members if isinstance(m.basis, Elementwise)
-            ]
+            pairs = [m.basis.mirrored(m.param, direction.key, scale) for m in members]
             yield [plus for plus, _ in pairs]
             yield [minus for _, minus in pairs]
             return
@@ -281,20 +284,20 @@ class _Fork:
 
     def _at(self, member: Member, r: int) -> Tensor:
         direction, scale = self.points[r]
-        return member.at(member.param.data, direction.key, scale, direction.rounding)
+        return member.perturbed(member.param.data, direction.key, scale)
 
     def _rows(self, x: Tensor) -> Tensor:
-        """x with a row for each point."""
+        """x with one row per point."""
         return x if self.parted else x.expand(len(self.points), *x.shape[1:])
 
     def _whole(self, x: Tensor) -> None:
-        """Refuse what is not a row for each point: a router's choice of tokens, for one."""
+        """Raise unless x has the rows of all points; a router passes experts some of the tokens, for example."""
         rows = len(self.points) if self.parted else 1
         if x.shape[0] != rows and not (x.dim() == 2 and x.shape[0] == rows * self.tokens):
             raise ForkError(f"a module of a layer sees {tuple(x.shape)}, not the rows of all points")
 
     def _mine(self, value: Any, r: int) -> Any:
-        """The part of an argument that belongs to a point."""
+        """The part of an argument that belongs to one point."""
         if isinstance(value, Tensor):
             rows = len(self.points)
             if not self.parted or value.dim() < 2 or value.shape[0] == 1:
@@ -309,20 +312,18 @@ class _Fork:
 
 
 def _low_rank(members: Sequence[Member]) -> bool:
-    return any(isinstance(member.basis, Factored) for member in members)
+    return any(member.basis.factor_shape is not None for member in members)
 
 
 def _beside(owner: nn.Module, members: Sequence[Member]) -> bool:
     """Whether a module's active tensors can be perturbed in it alone, without copies of its matrices."""
-    if not any(isinstance(member.basis, Factored) for member in members):
-        return all(member.param.dim() < 2 for member in members) and not any(True for _ in owner.children())
-    if type(owner) is nn.Embedding:  # subclasses shift ids or scale rows
-        return owner.max_norm is None
-    return type(owner) is nn.Linear or type(owner).__name__ == "Conv1D"
+    if _low_rank(members):
+        return family.product(owner) is not None
+    return all(member.param.dim() < 2 for member in members) and not any(True for _ in owner.children())
 
 
 def _join(outs: Sequence[Any]) -> Any:
-    """The points' outputs as rows of one."""
+    """The outputs of all points, joined as rows."""
     first = outs[0]
     if isinstance(first, Tensor):
         return torch.cat(list(outs))

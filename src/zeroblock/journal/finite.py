@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..errors import ZeroBlockError, ZeroBlockWarning
+from ..fused import Progress
 from ..optimizer import ZeroOrder
 from ..record import Record
-from ..rerun import Progress, replay
+from ..rerun import replay
 
 CHUNK_ELEMENTS = 1 << 24
 """Weights that are checked at a time, so that the check takes little memory."""

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ZeroBlockError, shown
-from ..estimator import Finite
+from ..estimator import Estimator
 from ..record import Record
 from . import spec
 from .header import MAX_SINGLE, Header
@@ -58,7 +58,7 @@ class Layout:
     """
 
     probes: int
-    estimator: Finite | None
+    estimator: Estimator | None
     root: int
 
     @classmethod

@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 from .. import __version__
+from ..composition import both_parts
 from ..errors import ZeroBlockError, ZeroBlockWarning, shown
 from ..noise import VERSION as NOISE_VERSION
 from ..noise import Distribution, Rounding
-from ..optimizer import ZeroOrder, both_parts, is_matrix
+from ..optimizer import ZeroOrder
+from ..weights import is_matrix
 from . import identity, spec
 
 ARITHMETIC_VERSION = 1

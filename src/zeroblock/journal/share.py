@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ZeroBlockError, ZeroBlockWarning
+from ..fused import Progress
 from ..optimizer import ZeroOrder
-from ..rerun import Progress
 from . import finite, format, writer
 from .card import card
 from .format import Contents

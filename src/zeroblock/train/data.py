@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..noise import Key, uniform
+from ..noise import Key
+from ..ops import uniform
 from ..task import Encoded
 
 DATA = 4

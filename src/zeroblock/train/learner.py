@@ -14,9 +14,9 @@ from ..errors import ZeroBlockError
 from ..journal import Record
 from ..method import METHODS, specimen
 from ..noise import Rounding
-from ..optimizer import Closure, ZeroOrder
+from ..optimizer import ZeroOrder
 from ..schedule import by_name as schedule_by_name
-from ..subspace import LowRank
+from ..step import Closure
 from .config import BACKPROPAGATION, Config
 
 Listener = Callable[[Record], None]
@@ -60,7 +60,7 @@ class ZerothOrder:
 
     @property
     def steps(self) -> int:
-        return self.optimizer.steps
+        return int(self.optimizer.steps)
 
     def step(self, closures: Sequence[Closure], lr: float) -> None:
         self.optimizer.param_groups[0]["lr"] = lr
@@ -143,7 +143,7 @@ def _fold(plain: ZeroOrder, config: Config) -> int:
 
 
 def _can_hold(plain: ZeroOrder, config: Config) -> bool:
-    return isinstance(plain.subspace, LowRank) and not config.as_published and not config.weight_decay
+    return plain.subspace.folds and not config.as_published and not config.weight_decay
 
 
 def folds_if(config: Config, built: ZeroOrder) -> str:

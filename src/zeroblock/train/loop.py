@@ -15,7 +15,7 @@ import torch
 
 from ..errors import ZeroBlockError
 from ..journal import Header, Journal, Record, replay
-from ..optimizer import PENDING
+from ..run.queue import MAX_STEPS
 from . import snapshot
 from .config import BACKPROPAGATION, EXECUTION, Config
 from .data import Order
@@ -321,7 +321,7 @@ class _Session:
 
     def _rescue(self) -> None:
         """Have the steps that were under way written, though something failed, which is what to hear of."""
-        for _ in range(PENDING + 1):  # each attempt that fails has one step less before it
+        for _ in range(MAX_STEPS + 1):  # each attempt that fails has one step less before it
             with contextlib.suppress(Exception):
                 self._flush()
                 return

@@ -16,7 +16,7 @@ from .. import model as models
 from .. import task as tasks
 from ..engine import Engine
 from ..errors import ZeroBlockError
-from ..optimizer import Closure
+from ..step import Closure
 from ..task.own import is_path
 from . import shelf
 from .config import BACKPROPAGATION, Config
