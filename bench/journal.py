@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import zeroblock as zb
-from record import append, machine, positive, seconds, writable
+from zeroblock.bench.script import append, machine, positive, seconds, writable
 from zeroblock.journal import Header, Journal, Record, read, replay
 from zeroblock.journal.format import dump
 from zeroblock.model import config
