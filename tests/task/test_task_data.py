@@ -11,7 +11,7 @@ from task_rows import FIRST, GOLDEN
 
 from zeroblock.errors import ZeroBlockError
 from zeroblock.task import TASKS, Row, Sizes, get
-from zeroblock.task.row import read_rows
+from zeroblock.task.item import read_rows
 
 
 def write(path, rows):

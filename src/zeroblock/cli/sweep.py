@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ..train.outcome import Outcome, Outcomes
-    from ..train.sweep import Run, Sweep
+    from ..sweep.outcome import Outcome, Outcomes
+    from ..sweep.plan import Run, Sweep
 
 
 def sweep(
@@ -35,10 +35,10 @@ def sweep(
     Finished runs are not made again, begun ones are resumed: stop it when you like, and give the
     same command to go on. The table is written anew after every run.
     """
-    from ..train import table
-    from ..train.grid import parse
-    from ..train.outcome import read
-    from ..train.sweep import Sweep
+    from ..sweep import table
+    from ..sweep.grid import parse
+    from ..sweep.outcome import read
+    from ..sweep.plan import Sweep
 
     overrides = parse(settings or []) | ({} if data is None else {"data": data})
     found = Sweep.load(file, overrides)
@@ -62,8 +62,8 @@ def sweep(
 
 def _make(sweep: Sweep, folder: Path, jobs: int, command: str, json: bool) -> dict[str, str]:
     """Make the runs, with the tables kept up to date; why some failed, by name."""
-    from ..train import table
-    from ..train.worker import Crew
+    from ..sweep import table
+    from ..sweep.crew import Crew
 
     def tell(event: str, run: Run, outcome: Outcome | None, error: str) -> None:
         done = len(crew.outcomes)
@@ -98,7 +98,7 @@ def _make(sweep: Sweep, folder: Path, jobs: int, command: str, json: bool) -> di
 
 
 def _list(sweep: Sweep, folder: Path, json: bool) -> None:
-    from ..train.outcome import due, read
+    from ..sweep.outcome import due, read
 
     outcomes = read(sweep, folder / "runs")
     left = due(sweep, outcomes)
@@ -113,7 +113,7 @@ def _list(sweep: Sweep, folder: Path, json: bool) -> None:
 
 
 def _state(sweep: Sweep, outcomes: Outcomes) -> str:
-    from ..train.outcome import due, waiting
+    from ..sweep.outcome import due, waiting
 
     others = waiting(sweep, outcomes)
     later = f", and {others} of the other seeds once these have chosen" if others else ""
@@ -124,7 +124,7 @@ def _state(sweep: Sweep, outcomes: Outcomes) -> str:
 def _object(run: Run, outcome: Outcome | None, error: str) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from ..train.table import settings
+    from ..sweep.table import settings
 
     said = {"run": run.name, "task": run.config.task, "method": run.config.method, **settings(run)}
     return said | ({"error": error} if outcome is None else asdict(outcome))

@@ -98,7 +98,7 @@ def default_out(config: Config) -> Path:
 
 def view(quiet: bool, json: bool) -> Any:
     """The view that fits where the output goes."""
-    from ..train import view as views
+    from ..report import view as views
 
     return views.view(quiet, json)
 

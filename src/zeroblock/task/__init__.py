@@ -20,12 +20,12 @@ from ..errors import unknown
 from .copa import COPA
 from .encoding import Encoded, Encoder, Tokenizer
 from .example import DataError, Example
+from .item import Row
 from .metric import METRICS, Metric, accuracy, exact_match, f1
 from .own import is_path, open_task
 from .question import BOOLQ, CB, MULTIRC, RTE, WIC, WSC
 from .reading import DROP, SQUAD
-from .record import RECORD
-from .row import Row
+from .record_task import RECORD
 from .sentiment import REVIEWS, SST2
 from .split import Sizes, Split
 from .task import Splits, Task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .example import DataError, Example, join
-from .row import Row
+from .item import Row
 from .source import Hub
 from .split import Sizes
 from .task import Task

@@ -43,8 +43,8 @@ from typing import Any, Literal
 
 from ..errors import ZeroBlockError, unknown
 from .example import DataError, Example, join
+from .item import Row, read_rows
 from .metric import ACCURACY, F1, METRICS
-from .row import Row, read_rows
 from .source import Part
 from .split import Sizes
 from .task import Task

@@ -6,7 +6,7 @@ Their contexts end in a newline, so their options have no leading space.
 from __future__ import annotations
 
 from .example import Example
-from .row import Row
+from .item import Row
 from .source import Hub
 from .split import Sizes
 from .task import Task

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .example import DataError, Example
+from .item import Row
 from .metric import F1
-from .row import Row
 from .source import Hub
 from .task import Task
 

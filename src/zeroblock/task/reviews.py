@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ZeroBlockError
-from .row import Row, read_rows
+from .item import Row, read_rows
 from .source import Part, read_folder
 
 REQUIREMENT = "vaderSentiment==3.3.2"

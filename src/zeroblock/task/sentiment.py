@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .example import Example
+from .item import Row
 from .reviews import Reviews
-from .row import Row
 from .source import Hub
 from .split import Sizes
 from .task import Task

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..errors import ZeroBlockError
-from .row import Row, read_rows
+from .item import Row, read_rows
 
 Part = Literal["train", "validation"]
 

@@ -10,8 +10,8 @@ from typing import Literal
 from ..errors import ZeroBlockError
 from .encoding import Encoder, Tokenizer
 from .example import DataError, Example
+from .item import Row
 from .metric import ACCURACY, Metric
-from .row import Row
 from .source import HubRows, Part, Source
 from .split import Sizes, Split
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import Config
-    from .loop import Result, make, measure, resume, run
+    from .loop import make, measure, resume, run
+    from .session import Result
 
-_HOME = {"Config": "config", "Result": "loop", "make": "loop", "measure": "loop", "resume": "loop", "run": "loop"}
+_HOME = {"Config": "config", "Result": "session", "make": "loop", "measure": "loop", "resume": "loop", "run": "loop"}
 __all__ = ["Config", "Result", "make", "measure", "resume", "run"]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ZeroBlockError, unknown
-from .track import TRACKERS
+from ..report.track import TRACKERS
 
 MEASURED = ("zero-shot", "icl")
 """Methods without training."""
@@ -111,7 +111,7 @@ class Config:
 
     def _check_method(self) -> None:
         from ..method import METHODS
-        from .learner import check
+        from .compose import check
 
         if self.method not in (*METHODS, BACKPROPAGATION, *MEASURED):
             raise unknown("method", self.method, [*METHODS, BACKPROPAGATION, *MEASURED])

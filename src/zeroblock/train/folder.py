@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import dataclasses
 import io
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,40 +21,9 @@ from statistics import fmean
 from typing import Any
 
 from ..errors import ZeroBlockError
+from ..evaluate.measurement import Measurement, plain
 from ..journal import Record
 from .config import Config
-from .evaluate import Evaluation
-
-
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """An evaluation in a run.
-
-    Args:
-        step: after how many steps.
-        split: ``dev`` or ``test``.
-        evaluation: what came out.
-        elapsed: seconds that the run had taken by then.
-    """
-
-    step: int
-    split: str
-    evaluation: Evaluation
-    elapsed: float
-
-    def line(self) -> dict[str, Any]:
-        """As in ``metrics.jsonl``."""
-        found = {"kind": "eval", "step": self.step, "split": self.split, **dataclasses.asdict(self.evaluation)}
-        found["elapsed"] = round(self.elapsed, 3)
-        found["seconds"] = round(self.evaluation.seconds, 3)
-        return {k: _plain(v) for k, v in found.items() if k != "exact_match" or v is not None}
-
-    @classmethod
-    def of(cls, line: dict[str, Any]) -> Measurement:
-        """From a line of ``metrics.jsonl``."""
-        values: dict[str, Any] = {field.name: line.get(field.name) for field in dataclasses.fields(Evaluation)}
-        values["loss"] = math.nan if values["loss"] is None else values["loss"]
-        return cls(line["step"], line["split"], Evaluation(**values), line["elapsed"])
 
 
 class Folder:
@@ -185,7 +152,7 @@ class Folder:
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the result, and what people read."""
-        self._write("summary.json", json.dumps({k: _plain(v) for k, v in summary.items()}, indent=2) + "\n")
+        self._write("summary.json", json.dumps({k: plain(v) for k, v in summary.items()}, indent=2) + "\n")
         self.report()
 
     @property
@@ -195,7 +162,7 @@ class Folder:
 
     def report(self) -> None:
         """Write what people read of the result."""
-        from .report import summary
+        from ..report.page import summary
 
         with self.writing():
             summary(self.path)
@@ -205,10 +172,3 @@ class Folder:
         half = self.path / f"{name}.part"
         half.write_text(text, encoding="utf-8")
         os.replace(half, self.path / name)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON can say: not a number is nothing."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from ..block import by_name as partition_by_name
 from ..errors import ZeroBlockError
 from ..journal import Record
-from ..method import METHODS, specimen
-from ..noise import Rounding
 from ..optimizer import Closure, ZeroOrder
-from ..schedule import by_name as schedule_by_name
-from ..subspace import LowRank
+from .compose import optimizer
 from .config import BACKPROPAGATION, Config
 
 Listener = Callable[[Record], None]
@@ -107,81 +103,6 @@ class Backpropagation:
 
     def settle(self) -> None:
         pass
-
-
-def options(config: Config) -> dict[str, Any]:
-    """What a configuration says to the factory of its method; what it leaves open is left to the method."""
-    names = ("interval", "fold", "rank", "keep", "clip")
-    given: dict[str, Any] = {name: value for name in names if (value := getattr(config, name)) is not None}
-    if config.partition is not None:
-        given["partition"] = partition_by_name(config.partition)
-    if config.order is not None:
-        given["schedule"] = schedule_by_name(config.order)
-    if config.probes != 1:
-        given["probes"] = config.probes
-    if config.as_published:
-        given["as_published"] = True
-    if config.rounding != "stochastic":  # the default must not undo what as_published says of rounding
-        given["rounding"] = Rounding[config.rounding.upper()]
-    return given
-
-
-def optimizer(config: Config, model: nn.Module) -> ZeroOrder:
-    """The optimizer of a configuration's method."""
-    given = {"lr": config.lr, "eps": config.eps, "seed": config.seed, "weight_decay": config.weight_decay}
-    given |= options(config)
-    if config.fold is None:
-        given["fold"] = _fold(METHODS[config.method](specimen(), **given), config)
-    return METHODS[config.method](model, **given)
-
-
-def _fold(plain: ZeroOrder, config: Config) -> int:
-    """The steps that a run holds where it does not say: as many as leave the weights whole at every evaluation."""
-    if not _can_hold(plain, config):
-        return 1
-    return math.gcd(plain.interval, config.every) if config.every < config.steps else plain.interval
-
-
-def _can_hold(plain: ZeroOrder, config: Config) -> bool:
-    return isinstance(plain.subspace, LowRank) and not config.as_published and not config.weight_decay
-
-
-def folds_if(config: Config, built: ZeroOrder) -> str:
-    """What would let a run hold its steps for a whole turn; empty where nothing would, or where it chose."""
-    better = -(-config.every // built.interval) * built.interval
-    chosen = config.fold is not None or not _can_hold(built, config)
-    if chosen or built.fold == built.interval or better > config.steps:
-        return ""
-    often = f"{built.fold} steps" if built.fold > 1 else "step"
-    return (
-        f"the weights are written every {often} and not every {built.interval}, for evaluations every {config.every}: "
-        f"--eval-every {better} is faster"
-    )
-
-
-def check(config: Config) -> None:
-    """Refuse options that the method does not have, before anything is loaded."""
-    given = options(config)
-    words = {"schedule": "order"}
-    if config.method not in METHODS:
-        if given:
-            raise ZeroBlockError(f"{config.method} takes no {words.get(next(iter(given)), next(iter(given)))}")
-        return
-    for name in given:
-        try:
-            METHODS[config.method](specimen(), **{n: given[n] for n in {name, "interval"} & set(given)})
-        except TypeError as error:
-            raise ZeroBlockError(f"{config.method} takes no {words.get(name, name)}") from error
-    built = optimizer(config, specimen())
-    if config.every < config.steps and config.every % built.fold:
-        raise ZeroBlockError(
-            f"fold {built.fold} leaves the weights behind at step {config.every}, where they are to be evaluated: give "
-            "--eval-every a multiple of it, or --fold a divisor of --eval-every"
-        )
-    if config.order is not None and len(built.blocks) == 1:
-        raise ZeroBlockError(
-            f"{config.method} has one block, and so no order: use a method of blocks, such as mezo_bcd"
-        )
 
 
 def learner(config: Config, model: nn.Module, listener: Listener) -> Learner:

@@ -1,0 +1,189 @@
+"""Evaluation: the metric and the loss of a set of examples.
+
+Tasks with options choose the option of the highest mean log-probability; with SFC calibration, of the
+highest sum less the sum without the context.  Tasks that generate do so greedily.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from ..engine import Engine, Score
+from ..errors import ZeroBlockError
+from ..task import Encoded, Encoder, Example, Task, exact_match
+from .demonstration import Demonstrations
+from .generate import generate
+
+CHUNK = 64
+"""Examples that are handed to the engine at a time."""
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Examples with what the model reads of them.
+
+    Args:
+        examples: in order.
+        scored: with all options, or with the answer alone where the task generates.
+        prompts: what to go on from, where the task generates.
+        bare: the options after the calibration context, where they are calibrated.
+    """
+
+    examples: tuple[Example, ...]
+    scored: tuple[Encoded, ...]
+    prompts: tuple[Encoded, ...] = ()
+    bare: tuple[Encoded, ...] = ()
+
+    def take(self, indices: Sequence[int]) -> Exam:
+        """Some of the examples."""
+        parts = (self.examples, self.scored, self.prompts, self.bare)
+        return Exam(*(tuple(part[i] for i in indices) if part else () for part in parts))  # type: ignore[arg-type]
+
+    @property
+    def cut(self) -> tuple[Example, ...]:
+        """Those whose context was cut, to be scored or to be gone on from."""
+        lengths = [max(one.cut, prompt.cut if prompt else 0) for one, prompt in zip_longest(self.scored, self.prompts)]
+        return tuple(example for example, cut in zip(self.examples, lengths, strict=True) if cut)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What came out.
+
+    Args:
+        metric: its name.
+        value: its mean over the examples.
+        loss: the task's training objective on them; NaN where it was not asked for.
+        n: examples.
+        seconds: it took.
+        exact_match: beside the metric where the task generates.
+    """
+
+    metric: str
+    value: float
+    loss: float
+    n: int
+    seconds: float
+    exact_match: float | None = None
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Measures a model on one task.
+
+    Args:
+        engine: of the model.
+        tokenizer: of the model.
+        task: what is measured.
+        encoder: of the task's examples.
+        demonstrations: written before the prompts.
+        calibrate: choose options by SFC.
+    """
+
+    engine: Engine
+    tokenizer: Any
+    task: Task
+    encoder: Encoder
+    demonstrations: Demonstrations
+    calibrate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.calibrate and self.task.metric.generates:
+            raise ZeroBlockError(f"calibration is for tasks with options, and {self.task.name} generates")
+
+    def exam(self, examples: Sequence[Example]) -> Exam:
+        """Encode examples, once for all evaluations on them."""
+        shown = [self.demonstrations(example, number) for number, example in enumerate(examples)]
+        if self.task.metric.generates:
+            prompts = tuple(self.encoder.prompt(example, self.task.max_new_tokens) for example in shown)
+            return Exam(tuple(examples), tuple(map(self.encoder.target, shown)), prompts)
+        bare = tuple(map(self._bare, examples)) if self.calibrate else ()
+        return Exam(tuple(examples), tuple(map(self.encoder.example, shown)), bare=bare)
+
+    def __call__(
+        self, exam: Exam, *, loss: bool = True, check: Callable[[int], None] = lambda done: None
+    ) -> Evaluation:
+        """Measure.
+
+        Args:
+            exam: on what.
+            loss: whether a task that generates computes its loss too, which takes a pass of its own.
+            check: called with the number of examples done, often; may raise to stop.
+        """
+        start = time.perf_counter()
+        values = self._generated(exam, check) if self.task.metric.generates else None
+        losses = self._losses(exam, check) if loss or values is None else []
+        if values is None:
+            values = [(value, None) for _, value in losses]
+        exact = [match for _, match in values if match is not None]
+        return Evaluation(
+            self.task.metric.name,
+            math.fsum(value for value, _ in values) / len(values),
+            math.fsum(one for one, _ in losses) / len(losses) if losses else math.nan,
+            len(values),
+            time.perf_counter() - start,
+            math.fsum(exact) / len(exact) if exact else None,
+        )
+
+    def _generated(self, exam: Exam, check: Callable[[int], None]) -> list[tuple[float, float | None]]:
+        """Metric and exact match of every generated text."""
+        task = self.task
+        texts = generate(
+            self.engine.model, self.tokenizer, [prompt.context for prompt in exam.prompts],
+            stop=task.stop, max_new_tokens=task.max_new_tokens, check=lambda: check(0),
+        )  # fmt: skip
+        return [
+            (task.metric.score(text, example), exact_match(text, example))
+            for text, example in zip(texts, exam.examples, strict=True)
+        ]
+
+    def _losses(self, exam: Exam, check: Callable[[int], None]) -> list[tuple[float, float]]:
+        """Loss of every example, and the metric of the option it would choose."""
+        found = []
+        for start in range(0, len(exam.examples), CHUNK):
+            check(start)
+            some = exam.take(range(start, min(start + CHUNK, len(exam.examples))))
+            scores = self.engine.scores(some.scored)
+            bare = self.engine.scores(some.bare) if some.bare else [None] * len(scores)
+            for example, mine, alone in zip(some.examples, scores, bare, strict=True):
+                if self.task.metric.generates:
+                    found.append((-mine[0].mean, 0.0))
+                else:
+                    known = not any(math.isnan(score.mean) for score in mine)  # a model that broke prefers nothing
+                    value = self.task.metric.score(choose(mine, alone), example) if known else 0.0
+                    found.append((loss_of(self.task, mine, example) if known else math.nan, value))
+        return found
+
+    def _bare(self, example: Example) -> Encoded:
+        found = self.encoder.calibration(example)
+        if found is None:
+            raise ZeroBlockError(f"{self.task.name} has no calibration context: leave out --calibrate")
+        return found
+
+
+def choose(scores: Sequence[Score], bare: Sequence[Score] | None = None) -> int:
+    """The option that a model prefers, the first of equals.
+
+    Args:
+        scores: of the options after their context.
+        bare: the same after the calibration context (SFC).
+    """
+    values = (
+        [s.mean for s in scores] if bare is None else [s.total - b.total for s, b in zip(scores, bare, strict=True)]
+    )
+    return max(range(len(values)), key=values.__getitem__)
+
+
+def loss_of(task: Task, scores: Sequence[Score], example: Example) -> float:
+    """The task's objective on one example: cross-entropy over the options, or the answer's mean negative log-prob."""
+    means = [score.mean for score in scores]
+    right = means[example.right[0]]
+    if task.objective == "answer":
+        return -right
+    top = max(means)
+    return top + math.log(math.fsum(math.exp(mean - top) for mean in means)) - right
