@@ -85,7 +85,7 @@ def test_choices_and_losses(model: Any, name: str) -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_training_objective_is_the_evaluated_loss(model: Any, name: str) -> None:
     measure, examples = evaluator(model, name), EXAMPLES[name]
-    over = TASKS[name].objective
+    over = TASKS[name].over
     encode = measure.encoder.example if over == "options" else measure.encoder.target
     labels = [example.right[0] if over == "options" else 0 for example in examples]
     objective = measure.engine.objective([encode(example) for example in examples], labels, over=over)

@@ -61,7 +61,7 @@ def picture(path: Path) -> np.ndarray:
 
 
 def test_before_after_selected_and_best_are_told_apart(tmp_path):
-    page.summary(folder(tmp_path))
+    page.write_page(folder(tmp_path))
     text = (tmp_path / "summary.md").read_text()
     assert text.splitlines()[0] == "# sst2, mezo_bcd, smollm2"
     assert "    zeroblock train --config run.toml --out DIR" in text
@@ -77,12 +77,12 @@ def test_before_after_selected_and_best_are_told_apart(tmp_path):
 
 
 def test_skipped_steps_are_told(tmp_path):
-    page.summary(folder(tmp_path, spike=True))
+    page.write_page(folder(tmp_path, spike=True))
     assert "not finite: 1\n" in (tmp_path / "summary.md").read_text()
 
 
 def test_every_link_leads_somewhere(tmp_path):
-    page.summary(folder(tmp_path))
+    page.write_page(folder(tmp_path))
     links = re.findall(r"\]\(([^)]+)\)", (tmp_path / "summary.md").read_text())
     assert {"figures/loss.png", "figures/metric.png", "figures/blocks.png", "journal.zbj"} <= set(links)
     assert all((tmp_path / link).is_file() for link in links)
@@ -90,7 +90,7 @@ def test_every_link_leads_somewhere(tmp_path):
 
 @pytest.mark.parametrize("name", ["loss", "metric", "blocks"])
 def test_figures_are_pictures_of_something(tmp_path, name):
-    page.summary(folder(tmp_path))
+    page.write_page(folder(tmp_path))
     found = picture(tmp_path / "figures" / f"{name}.png")
     assert found.shape[0] >= 500
     assert found.shape[1] == 960
@@ -105,7 +105,7 @@ def test_the_heat_map_shows_where_the_steps_went(tmp_path):
     path = folder(tmp_path)
     rows = ["step,block,loss,lr,coeff", *(f"{step},5,0.5,0.1,0.1" for step in range(500))]
     (path / "steps.csv").write_text("\n".join(rows))
-    page.summary(path)
+    page.write_page(path)
     one = picture(path / "figures" / "blocks.png")
     dark = (np.abs(one - np.array([0.267, 0.005, 0.329])).max(axis=2) < 0.02).mean()  # viridis at zero
     bright = (np.abs(one - np.array([0.993, 0.906, 0.144])).max(axis=2) < 0.02).mean()  # and at its top
@@ -125,13 +125,13 @@ def test_a_spike_does_not_flatten_the_curve():
 
 
 def test_whole_model_methods_have_no_heat_map_and_backpropagation_no_journal(tmp_path):
-    page.summary(folder(tmp_path, method="ft", blocks=1))
+    page.write_page(folder(tmp_path, method="ft", blocks=1))
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["loss.png", "metric.png"]
     assert "journal" not in (tmp_path / "summary.md").read_text()
 
 
 def test_without_training_there_is_one_row_and_no_figure(tmp_path):
-    page.summary(folder(tmp_path, method="zero-shot"))
+    page.write_page(folder(tmp_path, method="zero-shot"))
     text = (tmp_path / "summary.md").read_text()
     assert "| without training | 50.0 % | 52.0 % |" in text
     assert "steps" not in text
@@ -140,5 +140,5 @@ def test_without_training_there_is_one_row_and_no_figure(tmp_path):
 
 def test_without_matplotlib_the_summary_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    page.summary(folder(tmp_path))
-    assert "No figures: `pip install matplotlib`" in (tmp_path / "summary.md").read_text()
+    page.write_page(folder(tmp_path))
+    assert "No figures: they need `pip install matplotlib`" in (tmp_path / "summary.md").read_text()

@@ -10,8 +10,8 @@ import pytest
 from task_rows import FIRST, GOLDEN
 
 from zeroblock.errors import ZeroBlockError
-from zeroblock.task import TASKS, Row, Sizes, get
-from zeroblock.task.item import read_rows
+from zeroblock.task import TASKS, DataRow, Sizes, get
+from zeroblock.task.data_row import read_rows
 
 
 def write(path, rows):
@@ -111,7 +111,7 @@ def test_bad_validation_row(tmp_path):
 )
 def test_bad_fields(name, change, message):
     with pytest.raises(ZeroBlockError) as caught:
-        TASKS[name].example(Row(GOLDEN[name][0][0] | change, "f.jsonl:9"))
+        TASKS[name].example(DataRow(GOLDEN[name][0][0] | change, "f.jsonl:9"))
     assert str(caught.value).startswith("f.jsonl:9: ")
     assert message in str(caught.value)
 

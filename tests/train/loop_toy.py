@@ -12,14 +12,14 @@ import pytest
 
 from zeroblock.report.view import Progress, Quiet
 from zeroblock.train import Config, loop
-from zeroblock.train.workload import Setting
+from zeroblock.train.workload import Workload
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "mezo_bcd_adam": {"interval": 3},
     "mezo_bcd_adaptive": {"probes": 2},
     "lozo": {"interval": 4},  # held for four steps, and for two at the end
     "lozo_m": {"interval": 6},
-    "zo_momentum": {"partition": "layers", "order": "flip-flop"},
+    "zo_momentum": {"partition": "layers", "schedule": "flip-flop"},
 }
 
 
@@ -60,7 +60,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     prepare = loop.prepare
 
-    def spy(*arguments: Any, **options: Any) -> Setting:
+    def spy(*arguments: Any, **options: Any) -> Workload:
         setting = prepare(*arguments, **options)
         seen.append(setting.model)
         return setting

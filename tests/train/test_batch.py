@@ -7,25 +7,25 @@ import pytest
 from zeroblock.errors import ZeroBlockError
 from zeroblock.evaluate.demonstration import Demonstrations
 from zeroblock.task import TASKS, Encoded, Example
-from zeroblock.train.batch import Order, fingerprint
+from zeroblock.train.batch import Batches, fingerprint
 
 
 @pytest.mark.parametrize(("examples", "size"), [(10, 3), (3, 10), (1, 4), (8, 8), (1000, 16)])
 def test_every_epoch_is_a_permutation(examples: int, size: int) -> None:
-    order = Order(examples, size, seed=0)
+    batches = Batches(examples, size, seed=0)
     steps = -(-3 * examples // size)
-    seen = [i for step in range(steps) for i in order.batch(step)]
+    seen = [i for step in range(steps) for i in batches.at(step)]
     epochs = [seen[e * examples : (e + 1) * examples] for e in range(3)]
     assert all(sorted(epoch) == list(range(examples)) for epoch in epochs)
     assert examples < 4 or epochs[0] != epochs[1] != epochs[2]
 
 
 def test_a_batch_is_a_function_of_seed_and_step() -> None:
-    order = Order(50, 8, seed=3)
-    forward = [order.batch(step) for step in range(20)]
-    assert [Order(50, 8, seed=3).batch(step) for step in reversed(range(20))] == forward[::-1]
-    assert [Order(50, 8, seed=4).batch(step) for step in range(20)] != forward
-    assert order.batch(0) == (40, 43, 11, 5, 32, 47, 14, 26)  # frozen: a resumed run of an older version relies on it
+    batches = Batches(50, 8, seed=3)
+    forward = [batches.at(step) for step in range(20)]
+    assert [Batches(50, 8, seed=3).at(step) for step in reversed(range(20))] == forward[::-1]
+    assert [Batches(50, 8, seed=4).at(step) for step in range(20)] != forward
+    assert batches.at(0) == (40, 43, 11, 5, 32, 47, 14, 26)  # frozen: a resumed run of an older version relies on it
 
 
 def test_the_fingerprint_sees_every_change() -> None:

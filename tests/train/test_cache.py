@@ -20,7 +20,7 @@ from zeroblock.train import Config, cache, loop, resume, run
 def test_what_is_frozen_stays(method: str, llama: Path, data: Path, tmp_path: Path, models: list[Any]) -> None:
     pattern = "*embed*, *.layers.0.*"
     base = copy_of(load(str(llama), "fp32", "cpu"))
-    with cache.keeping():  # the second run gets the same model, whole again
+    with cache.caching():  # the second run gets the same model, whole again
         run(settings(llama, data, method=method, freeze=pattern, dtype="fp32"), tmp_path / "frozen")
         moved = {name for name, weight in copy_of(models[-1]).items() if not torch.equal(weight, base[name])}
         run(settings(llama, data, method=method, dtype="fp32", steps=20), tmp_path / "free")
@@ -47,7 +47,7 @@ def test_what_a_model_freezes_itself_stays_frozen(llama: Path, monkeypatch: pyte
 
     monkeypatch.setattr(cache.models, "load", loaded)
     plain = Config.of({"model": str(llama), "task": "sst2", "lr": 1e-3, "device": "cpu"})
-    with cache.keeping():
+    with cache.caching():
         for config, frozen in ((plain, 1), (plain.replace(freeze="*embed*"), 2), (plain, 1)):
             flags = [param.requires_grad for param in cache.model(config).parameters()]
             assert flags.count(False) == frozen
@@ -71,7 +71,7 @@ def test_a_kept_model_starts_from_its_own_weights(llama: Path, opt: Path, data: 
         settings(llama, data, steps=4),
     ]
     fresh = [run(config, tmp_path / f"fresh{i}") for i, config in enumerate(configs)]
-    with cache.keeping():
+    with cache.caching():
         kept_ones = [run(config, tmp_path / f"kept{i}") for i, config in enumerate(configs)]
         first, second = (loop.prepare(config).model for config in (configs[0], configs[2]))
         assert first is second

@@ -62,12 +62,12 @@ def test_train_as_json(base: list[Any], tmp_path: Path) -> None:
 
 def test_flags_win_over_the_file(base: list[Any], tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('method = "lozo"\nrank = 1\nlr = 1e-3\nsteps = 7\nschedule = "linear"\neval_start = true\n')
+    file.write_text('method = "lozo"\nrank = 1\nlr = 1e-3\nsteps = 7\nlr_schedule = "linear"\neval_start = true\n')
     done = call(
         "train", "--config", file, *base, "--steps", 2, "--no-eval-start", "--seed", 3, "--out", tmp_path / "run"
     )
     config = Config.load(tmp_path / "run" / "config.toml")
-    assert (config.method, config.rank, config.lr, config.schedule) == ("lozo", 1, 1e-3, "linear")
+    assert (config.method, config.rank, config.lr, config.lr_schedule) == ("lozo", 1, 1e-3, "linear")
     assert (config.steps, config.eval_start, config.seed) == (2, False, 3)
     assert "selected by dev loss" in done.stdout
     assert "best of the evaluations, as the paper reports" in done.stdout
@@ -141,7 +141,7 @@ def test_fine_tuning_that_is_stopped_is_not_said_to_resume(
     arguments = ["train", *base, "--method", "ft", "--lr", 1e-3, "--out", tmp_path / "run"]
     done = CliRunner().invoke(app, list(map(str, arguments)))
     assert done.exit_code == 130
-    assert "without a journal it is not resumed" in done.output
+    assert "without a journal it cannot be resumed" in done.output
 
 
 def test_exact_match_stands_beside_f1(llama: Path, data: Path, tmp_path: Path) -> None:
@@ -210,5 +210,5 @@ def test_demo(llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.Monke
     journal = (tmp_path / "demo" / "journal.zbj").stat()
     second = call("demo", "--out", tmp_path / "demo", "--seed", 1)
     assert result in second.stdout
-    assert "there already" in second.stdout
+    assert "had finished before" in second.stdout
     assert (tmp_path / "demo" / "journal.zbj").stat().st_mtime_ns == journal.st_mtime_ns

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from torch import nn
 
-from zeroblock.errors import ZeroBlockError
+from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.method import METHODS
 from zeroblock.train import Config
-from zeroblock.train.compose import folds_if, options
+from zeroblock.train.compose import fold_advice, options
 from zeroblock.train.compose import optimizer as build
-from zeroblock.train.lr import rate
+from zeroblock.train.config import recorded
+from zeroblock.train.lr import lr_at
 
 BASE = {"model": "m", "task": "sst2", "lr": 1e-3}
 OTHER = {
@@ -25,7 +28,8 @@ OTHER = {
     "eps": 3, "steps": 17, "batch_size": 3, "accumulate": 2, "seed": 2**64 - 1, "weight_decay": 0.1, "interval": 4,
     "fold": 1,
     "freeze": "a*", "rank": 3, "probes": 2, "clip": 4, "as_published": True, "rounding": "nearest",
-    "schedule": "cosine", "warmup": 5, "objective": "accuracy", "eval_every": 6, "eval_start": False, "eval_limit": 9,
+    "lr_schedule": "cosine", "warmup": 5,
+    "objective": "accuracy", "eval_every": 6, "eval_start": False, "eval_limit": 9,
     "engine": "sequential", "graphs": "off", "max_tokens": 512, "max_minutes": 1.5, "snapshot_every": 8, "fsync": 0,
     "track": "tensorboard",
 }  # fmt: skip
@@ -35,10 +39,10 @@ def test_round_trip_of_every_setting(tmp_path: Path) -> None:
     config = Config.of(OTHER)
     plain = Config.of(BASE)
     same = {f.name for f in dataclasses.fields(Config) if getattr(config, f.name) == getattr(plain, f.name)}
-    assert same == {"shots", "partition", "order", "keep"}  # which lozo does not have
-    for one in (config, plain, Config.of({**BASE, "order": "flip-flop", "partition": "layers:2"})):
+    assert same == {"shots", "partition", "schedule", "keep"}  # which lozo does not have
+    for one in (config, plain, Config.of({**BASE, "schedule": "flip-flop", "partition": "layers:2"})):
         (tmp_path / "run.toml").write_text("# a comment\n" + one.dump(), encoding="utf-8")
-        assert Config.load(tmp_path / "run.toml") == one
+        assert Config.load(tmp_path / "run.toml", trust_remote_code=one.trust_remote_code) == one
         assert tomllib.loads(one.dump())
 
 
@@ -61,21 +65,21 @@ def test_round_trip_of_every_setting(tmp_path: Path) -> None:
         ({"task": None}, "task is missing"),
         ({"method": "mezo_bdc"}, "unknown method 'mezo_bdc'; did you mean 'mezo_bcd'?"),
         ({"method": "zeroshot"}, "did you mean 'zero-shot'?"),
-        ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'?"),
+        ({"lr_schedule": "cosin"}, "unknown lr_schedule 'cosin'; did you mean 'cosine'?"),
         ({"rounding": "up"}, "choose from: stochastic, nearest"),
-        ({"order": "flipflop"}, "did you mean 'flip-flop'?"),
+        ({"schedule": "flipflop"}, "did you mean 'flip-flop'?"),
         ({"partition": "layer"}, "did you mean 'layers'?"),
         ({"rank": 2}, "mezo_bcd takes no rank"),
         ({"method": "mezo", "partition": "layers"}, "mezo takes no partition"),
-        ({"method": "mezo", "order": "random"}, "mezo has one block, and so no order"),
+        ({"method": "mezo", "schedule": "random"}, "mezo has one block, so it takes no schedule"),
         ({"method": "ft", "probes": 2}, "ft takes no probes"),
         ({"method": "ft", "clip": 2.0}, "ft takes no clip"),
         ({"clip": 0}, "clip must be positive"),
-        ({"method": "ft", "order": "random"}, "ft takes no order"),
+        ({"method": "ft", "schedule": "random"}, "ft takes no schedule"),
         ({"method": "ft", "objective": "accuracy"}, "accuracy has none"),
         ({"method": "icl"}, "give --shots (MeZO takes 32)"),
         ({"shots": 4}, "shots are for the method icl"),
-        ({"warmup": 20_000}, "leaves nothing of 20000 steps"),
+        ({"warmup": 20_000}, "leaves none of the 20000 steps"),
         ({"keep": 1.5, "method": "sparse_mezo"}, "must be in"),
         ({"fold": 50}, "fold is for low-rank steps"),
         ({"fold": 2, "method": "ft"}, "ft takes no fold"),
@@ -112,7 +116,7 @@ def test_every_option_reaches_the_optimizer(method: str) -> None:
     if "bcd" in method:
         given |= {"partition": "linears"}
     if method in ("mezo_bcd", "mezo_bcd_adam"):
-        given |= {"order": "flip-flop"}
+        given |= {"schedule": "flip-flop"}
     if method.startswith("lozo"):
         given |= {"rank": 3, "as_published": True}
     if method == "sparse_mezo":
@@ -122,7 +126,12 @@ def test_every_option_reaches_the_optimizer(method: str) -> None:
     assert (found.param_groups[0]["weight_decay"], found.clip) == (0.5, 4.0)
     told = str(found.parts)
     assert "'rounding': 'nearest'" in told
-    for name, value in (("order", "FlipFlop"), ("partition", "linears"), ("rank", "LowRank(rank=3"), ("keep", "0.25")):
+    for name, value in (
+        ("schedule", "FlipFlop"),
+        ("partition", "linears"),
+        ("rank", "LowRank(rank=3"),
+        ("keep", "0.25"),
+    ):
         if name in given:
             assert value in told
 
@@ -151,7 +160,7 @@ def test_low_rank_steps_are_held_as_long_as_they_can_be(change: dict[str, object
     built = build(config, Tiny())
     assert built.fold == fold
     assert config.fold == change.get("fold")
-    told = folds_if(config, built)
+    told = fold_advice(config, built)
     assert bool(told) == ("eval_every" in change and fold < 40 and "interval" not in change)
     assert not told or "--eval-every 50 is faster" in told or "--eval-every 100 is faster" in told
 
@@ -174,12 +183,12 @@ def test_evaluations() -> None:
 def test_rates() -> None:
     def rates(**changes: object) -> list[float]:
         config = Config.of({**BASE, "lr": 2.0, "steps": 6, **changes})
-        return [round(rate(config, step), 9) for step in range(6)]
+        return [round(lr_at(config, step), 9) for step in range(6)]
 
     assert rates() == [2.0] * 6
     assert rates(warmup=2) == [1.0, 2.0, 2.0, 2.0, 2.0, 2.0]
-    assert rates(warmup=2, schedule="linear") == [1.0, 2.0, 2.0, 1.5, 1.0, 0.5]
-    assert rates(warmup=2, schedule="cosine") == [1.0, 2.0, 2.0, 1.707106781, 1.0, 0.292893219]
+    assert rates(warmup=2, lr_schedule="linear") == [1.0, 2.0, 2.0, 1.5, 1.0, 0.5]
+    assert rates(warmup=2, lr_schedule="cosine") == [1.0, 2.0, 2.0, 1.707106781, 1.0, 0.292893219]
 
 
 def test_reading_the_settings_needs_no_torch() -> None:
@@ -187,3 +196,68 @@ def test_reading_the_settings_needs_no_torch() -> None:
     script += "print(sorted({'torch', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ({"order": "flip-flop"}, {"schedule": "flip-flop"}, "now called schedule, no longer order"),
+        ({"schedule": "linear"}, {"lr_schedule": "linear"}, "now called lr_schedule, no longer schedule"),
+        (
+            {"schedule": "cosine", "order": "uniform"},
+            {"lr_schedule": "cosine", "schedule": "uniform"},
+            "no longer (order|schedule)",
+        ),
+    ],
+    ids=str,
+)
+def test_names_of_0_1_are_accepted(old: dict[str, str], new: dict[str, str], message: str, tmp_path: Path) -> None:
+    """By the library, in a file, and silently in the folder of a run."""
+    expected = Config.of({**BASE, **new})
+    with pytest.warns(ZeroBlockWarning, match=message):
+        assert Config.of({**BASE, **old}) == expected
+    with pytest.warns(ZeroBlockWarning, match=message):
+        assert Config(**BASE, **old) == expected  # type: ignore[arg-type]
+    file = tmp_path / "config.toml"
+    file.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in {**BASE, **old}.items()))
+    with pytest.warns(ZeroBlockWarning, match=message):
+        assert Config.load(file) == expected
+    assert recorded(file) == expected
+
+
+def test_an_old_name_beside_the_new_one_is_refused() -> None:
+    for both in ({"order": "uniform", "schedule": "random"}, {"schedule": "linear", "lr_schedule": "cosine"}):
+        with pytest.raises(ZeroBlockError, match=r"is the old name of (lr_)?schedule, which is given too"):
+            Config.of({**BASE, **both})
+
+
+def test_the_configuration_of_a_run_of_0_1(tmp_path: Path) -> None:
+    """As 0.1.0 wrote it: every setting that is not None, the default of rounding among them."""
+    file = tmp_path / "config.toml"
+    file.write_text(
+        '# zeroblock train --config run/config.toml --out DIR\nmodel = "m"\nrandom_weights = false\n'
+        'trust_remote_code = false\ndtype = "fp32"\ndevice = "auto"\ntask = "sst2"\ndata_seed = 0\nmax_length = 2048\n'
+        'method = "mezo"\nshots = 0\ncalibrate = false\nlr = 0.001\neps = 0.001\nsteps = 100\nbatch_size = 16\n'
+        "accumulate = 1\nseed = 0\nweight_decay = 0.0\nprobes = 1\nas_published = true\n"
+        'rounding = "stochastic"\nschedule = "linear"\nwarmup = 0\nobjective = "loss"\neval_every = 20\n'
+        'eval_start = true\nengine = "forked"\ngraphs = "auto"\nsnapshot_every = 0\nfsync = 1.0\n'
+    )
+    config = recorded(file)
+    assert (config.lr_schedule, config.schedule, config.rounding, config.as_published) == ("linear", None, None, True)
+
+
+def test_rounding_as_published() -> None:
+    """The published code of MeZO rounds to nearest; asking for stochastic rounding as well is refused."""
+    with pytest.raises(ZeroBlockError, match=r"mezo as published rounds to the nearest number.*leave out rounding"):
+        Config.of({**BASE, "method": "mezo", "as_published": True, "rounding": "stochastic"})
+    allowed = Config.of({**BASE, "method": "lozo", "as_published": True, "rounding": "stochastic"})
+    assert allowed == Config.of({**BASE, "method": "lozo", "as_published": True})
+    nearest = Config.of({**BASE, "method": "mezo", "as_published": True, "rounding": "nearest"})
+    assert build(nearest, nn.Linear(2, 2)).parts["rounding"] == "nearest"
+
+
+@pytest.mark.parametrize("text", ["steps = " + "9" * 5000, "steps = " + "[" * 100_000], ids=["number", "nested"])
+def test_toml_that_python_cannot_hold(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ZeroBlockError, match=r"run\.toml: invalid TOML"):
+        Config.load(tmp_path / "run.toml")

@@ -16,6 +16,7 @@ from loop_toy import Kill, kept, lines, settings
 from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.journal import read
 from zeroblock.train import Config, Result, loop, make, measure, resume, run
+from zeroblock.train.batch import Batches
 
 
 def test_a_run_leaves_a_whole_folder(opt: Path, data: Path, tmp_path: Path) -> None:
@@ -76,9 +77,9 @@ def test_fine_tuning_is_adam(llama: Path, data: Path, tmp_path: Path, models: li
     assert not (result.folder / "journal.zbj").exists()
     setting = loop.prepare(config)
     optimizer = torch.optim.Adam(setting.model.parameters(), lr=config.lr)
-    order = loop.Order(len(setting.train), 4, 0)
+    batches = Batches(len(setting.train), 4, 0)
     for step in range(3):
-        encoded, labels = zip(*(setting.train[i] for i in order.batch(step)), strict=True)
+        encoded, labels = zip(*(setting.train[i] for i in batches.at(step)), strict=True)
         optimizer.zero_grad()
         setting.engine.objective(encoded, labels).__call__().backward()
         optimizer.step()

@@ -24,7 +24,7 @@ from zeroblock.method import METHODS
 from zeroblock.model import load
 from zeroblock.report.view import Progress, Quiet
 from zeroblock.train import Config, make, resume, run
-from zeroblock.train.workload import Setting
+from zeroblock.train.workload import Workload
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -32,7 +32,7 @@ from zeroblock.train.workload import Setting
 def test_resumed_equals_uninterrupted(
     method: str, dtype: str, llama: Path, data: Path, tmp_path: Path, models: list[Any]
 ) -> None:
-    config = settings(llama, data, method=method, dtype=dtype, schedule="cosine")
+    config = settings(llama, data, method=method, dtype=dtype, lr_schedule="cosine")
     whole = run(config, tmp_path / "whole")
     assert (whole.steps, whole.reason) == (10, "")
     stopped = run(config, tmp_path / "parts", Kill(5))
@@ -92,8 +92,8 @@ def test_weights_between_two_folds_can_be_had(llama: Path, data: Path, tmp_path:
     ("change", "message"),
     [
         ({"fold": 2}, "written with fold 4, this optimizer has 2"),
-        ({"eval_every": 3}, r"config\.toml is not what the run began with"),
-        ({"weight_decay": 0.1}, r"config\.toml is not what the run began with"),
+        ({"eval_every": 3}, r"config\.toml is not the one the run began with"),
+        ({"weight_decay": 0.1}, r"config\.toml is not the one the run began with"),
     ],
     ids=str,
 )
@@ -213,14 +213,14 @@ def test_another_base_is_refused(llama: Path, data: Path, tmp_path: Path) -> Non
 def test_memory_that_runs_out(llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings(llama, data)
     whole = run(config, tmp_path / "whole")
-    closures, calls = Setting.closures, []
+    closures, calls = Workload.objectives, []
 
-    def greedy(self: Setting, batch: Any) -> list[Any]:
+    def greedy(self: Workload, batch: Any) -> list[Any]:
         calls.append(batch)
         found = closures(self, batch)
         return found if len(calls) < 5 else [lambda: torch.empty(1 << 55).sum()]  # refused by the allocator
 
-    monkeypatch.setattr(Setting, "closures", greedy)
+    monkeypatch.setattr(Workload, "objectives", greedy)
     with pytest.raises(ZeroBlockError, match=r"out of memory: lower --max-tokens .* zeroblock resume .*run"):
         run(config, tmp_path / "run")
     monkeypatch.undo()
@@ -311,9 +311,9 @@ def test_a_second_interrupt_quits_at_once(
     """Two in one forward pass: the first is noted, the second leaves the pass; nothing of the step is kept."""
     config = settings(llama, data)
     whole = run(config, tmp_path / "whole")
-    closures, calls = Setting.closures, []
+    closures, calls = Workload.objectives, []
 
-    def impatient(self: Setting, batch: Any) -> list[Any]:
+    def impatient(self: Workload, batch: Any) -> list[Any]:
         calls.append(batch)
         (found,) = closures(self, batch)
 
@@ -325,7 +325,7 @@ def test_a_second_interrupt_quits_at_once(
 
         return [found] if len(calls) < 4 else [closure]
 
-    monkeypatch.setattr(Setting, "closures", impatient)
+    monkeypatch.setattr(Workload, "objectives", impatient)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "run")

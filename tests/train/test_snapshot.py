@@ -87,7 +87,7 @@ def test_a_folder_that_is_called_snapshot_is_let_be(llama: Path, data: Path, tmp
     mine.parent.mkdir(parents=True)
     mine.write_text("dear")
     config = settings(llama, data)
-    with pytest.raises(ZeroBlockError, match="snapshot is there already, and not this run's: give another --out"):
+    with pytest.raises(ZeroBlockError, match="snapshot exists and is not this run's: give another --out"):
         run(config.replace(snapshot_every=2), tmp_path / "run")
     run(config, tmp_path / "run", Kill(3))
     assert resume(tmp_path / "run").steps == 10

@@ -39,5 +39,5 @@ def test_only_short_examples_are_trained_on(llama: Path, data: Path, tmp_path: P
     lengths = [max(len(ids) for ids, _ in one.rows) for one, _ in everything.train]
     assert len(setting.train) == sum(length <= 22 for length in lengths) < len(lengths)
     assert setting.fingerprint != everything.fingerprint
-    with pytest.raises(ZeroBlockError, match="leaves no training example"):
+    with pytest.raises(ZeroBlockError, match="no training example left"):
         loop.prepare(settings(llama, data, train_tokens=2))

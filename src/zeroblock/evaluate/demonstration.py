@@ -1,9 +1,9 @@
 """Demonstrations: examples with their right option, written before the prompt (in-context learning).
 
-As in MeZO's ``icl.sh``: every evaluated example has its own demonstrations, drawn at random from the
-training examples; each is its context with the right option, stripped at both ends; they are joined, and
-the prompt joined to them, by two newlines, which is the separator there for all eleven tasks.  What does
-not fit the model is cut on the left by the encoder.
+This follows MeZO's ``icl.sh``: every evaluated example has its own demonstrations, drawn at random from
+the training examples.  Each is a context with its right option, stripped at both ends.  Two newlines
+separate them from each other and from the prompt, in all eleven tasks.  The encoder cuts on the left
+what does not fit the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Demonstrations:
 
     Args:
         pool: the training examples.
-        shots: how many a prompt; none leaves it as it is.
+        shots: demonstrations per prompt; 0 leaves prompts as they are.
         seed: the data seed.
     """
 
@@ -38,11 +38,11 @@ class Demonstrations:
             raise ZeroBlockError(f"{self.shots} shots of {len(self.pool)} training examples: lower --shots")
 
     def __call__(self, example: Example, number: int) -> Example:
-        """The example with demonstrations before its context.
+        """Write demonstrations before the context of an example.
 
         Args:
-            example: the one to be evaluated.
-            number: its place in its split, the address of its draw.
+            example: the one to evaluate.
+            number: its index in its split, which decides its demonstrations.
         """
         if not self.shots:
             return example

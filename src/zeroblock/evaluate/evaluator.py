@@ -1,7 +1,7 @@
 """Evaluation: the metric and the loss of a set of examples.
 
-Tasks with options choose the option of the highest mean log-probability; with SFC calibration, of the
-highest sum less the sum without the context.  Tasks that generate do so greedily.
+A model chooses the option with the highest mean log-probability; with SFC calibration, the one with
+the highest sum minus the sum without the context.  Tasks that generate do so greedily.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ..task import Encoded, Encoder, Example, Task, exact_match
 from .demonstration import Demonstrations
 from .generate import generate
 
-CHUNK = 64
-"""Examples that are handed to the engine at a time."""
+CHUNK_EXAMPLES = 64
+"""Examples that the engine scores at a time."""
 
 
 @dataclass(frozen=True)
 class Exam:
-    """Examples with what the model reads of them.
+    """Examples, encoded for evaluation.
 
     Args:
         examples: in order.
-        scored: with all options, or with the answer alone where the task generates.
-        prompts: what to go on from, where the task generates.
-        bare: the options after the calibration context, where they are calibrated.
+        scored: each with all options, or with the answer alone if the task generates.
+        prompts: the contexts to generate from, if the task generates.
+        bare: the options after the calibration context, if they are calibrated.
     """
 
     examples: tuple[Example, ...]
@@ -40,28 +40,28 @@ class Exam:
     bare: tuple[Encoded, ...] = ()
 
     def take(self, indices: Sequence[int]) -> Exam:
-        """Some of the examples."""
+        """Select some of the examples."""
         parts = (self.examples, self.scored, self.prompts, self.bare)
         return Exam(*(tuple(part[i] for i in indices) if part else () for part in parts))  # type: ignore[arg-type]
 
     @property
     def cut(self) -> tuple[Example, ...]:
-        """Those whose context was cut, to be scored or to be gone on from."""
+        """The examples whose context was cut, for scoring or for generating."""
         lengths = [max(one.cut, prompt.cut if prompt else 0) for one, prompt in zip_longest(self.scored, self.prompts)]
         return tuple(example for example, cut in zip(self.examples, lengths, strict=True) if cut)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came out.
+    """The results of an evaluation.
 
     Args:
-        metric: its name.
+        metric: the name of the metric.
         value: its mean over the examples.
-        loss: the task's training objective on them; NaN where it was not asked for.
-        n: examples.
-        seconds: it took.
-        exact_match: beside the metric where the task generates.
+        loss: the training loss on them; NaN if it was not computed.
+        n: the number of examples.
+        seconds: the time it took.
+        exact_match: beside the metric, if the task generates.
     """
 
     metric: str
@@ -79,7 +79,7 @@ class Evaluator:
     Args:
         engine: of the model.
         tokenizer: of the model.
-        task: what is measured.
+        task: what to measure it on.
         encoder: of the task's examples.
         demonstrations: written before the prompts.
         calibrate: choose options by SFC.
@@ -97,7 +97,7 @@ class Evaluator:
             raise ZeroBlockError(f"calibration is for tasks with options, and {self.task.name} generates")
 
     def exam(self, examples: Sequence[Example]) -> Exam:
-        """Encode examples, once for all evaluations on them."""
+        """Encode examples; do this once for all evaluations on them."""
         shown = [self.demonstrations(example, number) for number, example in enumerate(examples)]
         if self.task.metric.generates:
             prompts = tuple(self.encoder.prompt(example, self.task.max_new_tokens) for example in shown)
@@ -108,12 +108,12 @@ class Evaluator:
     def __call__(
         self, exam: Exam, *, loss: bool = True, check: Callable[[int], None] = lambda done: None
     ) -> Evaluation:
-        """Measure.
+        """Evaluate the model.
 
         Args:
-            exam: on what.
+            exam: the examples.
             loss: whether a task that generates computes its loss too, which takes a pass of its own.
-            check: called with the number of examples done, often; may raise to stop.
+            check: is called often, with the number of examples done; it may raise to stop.
         """
         start = time.perf_counter()
         values = self._generated(exam, check) if self.task.metric.generates else None
@@ -131,7 +131,7 @@ class Evaluator:
         )
 
     def _generated(self, exam: Exam, check: Callable[[int], None]) -> list[tuple[float, float | None]]:
-        """Metric and exact match of every generated text."""
+        """Compute the metric and the exact match of every generated text."""
         task = self.task
         texts = generate(
             self.engine.model, self.tokenizer, [prompt.context for prompt in exam.prompts],
@@ -143,31 +143,31 @@ class Evaluator:
         ]
 
     def _losses(self, exam: Exam, check: Callable[[int], None]) -> list[tuple[float, float]]:
-        """Loss of every example, and the metric of the option it would choose."""
-        found = []
-        for start in range(0, len(exam.examples), CHUNK):
+        """Compute the loss of every example, and the metric of the chosen option."""
+        results = []
+        for start in range(0, len(exam.examples), CHUNK_EXAMPLES):
             check(start)
-            some = exam.take(range(start, min(start + CHUNK, len(exam.examples))))
+            some = exam.take(range(start, min(start + CHUNK_EXAMPLES, len(exam.examples))))
             scores = self.engine.scores(some.scored)
             bare = self.engine.scores(some.bare) if some.bare else [None] * len(scores)
             for example, mine, alone in zip(some.examples, scores, bare, strict=True):
                 if self.task.metric.generates:
-                    found.append((-mine[0].mean, 0.0))
+                    results.append((-mine[0].mean, 0.0))
                 else:
-                    known = not any(math.isnan(score.mean) for score in mine)  # a model that broke prefers nothing
+                    known = not any(math.isnan(score.mean) for score in mine)  # a model that diverged prefers nothing
                     value = self.task.metric.score(choose(mine, alone), example) if known else 0.0
-                    found.append((loss_of(self.task, mine, example) if known else math.nan, value))
-        return found
+                    results.append((loss_of(self.task, mine, example) if known else math.nan, value))
+        return results
 
     def _bare(self, example: Example) -> Encoded:
-        found = self.encoder.calibration(example)
-        if found is None:
+        encoded = self.encoder.calibration(example)
+        if encoded is None:
             raise ZeroBlockError(f"{self.task.name} has no calibration context: leave out --calibrate")
-        return found
+        return encoded
 
 
 def choose(scores: Sequence[Score], bare: Sequence[Score] | None = None) -> int:
-    """The option that a model prefers, the first of equals.
+    """Choose the option that a model prefers, the first of equals.
 
     Args:
         scores: of the options after their context.
@@ -180,10 +180,10 @@ def choose(scores: Sequence[Score], bare: Sequence[Score] | None = None) -> int:
 
 
 def loss_of(task: Task, scores: Sequence[Score], example: Example) -> float:
-    """The task's objective on one example: cross-entropy over the options, or the answer's mean negative log-prob."""
+    """Cross-entropy over the options of one example, or the mean negative log-probability of its answer."""
     means = [score.mean for score in scores]
     right = means[example.right[0]]
-    if task.objective == "answer":
+    if task.over == "answer":
         return -right
     top = max(means)
     return top + math.log(math.fsum(math.exp(mean - top) for mean in means)) - right

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-ROWS, CELLS = 64, 16_384
-"""The most prompts and the most cells, padding counted, of a batch."""
+MAX_ROWS, MAX_CELLS = 64, 16_384
+"""The most prompts in a batch, and the most tokens, including padding."""
 
 
 @torch.no_grad()
@@ -21,31 +21,31 @@ def generate(
     *,
     stop: str | None,
     max_new_tokens: int,
-    rows: int = ROWS,
+    rows: int = MAX_ROWS,
     check: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """The texts that follow the prompts, greedily, stripped.
+    """Generate the texts that follow the prompts, greedily; they are stripped.
 
     Args:
         model: a causal language model of transformers.
         tokenizer: its tokenizer.
         prompts: token ids.
         stop: the text to stop at, left out of the result; the end-of-sequence token stops in any case.
-        max_new_tokens: the most that is generated.
-        rows: prompts a batch at most.
-        check: called before every batch.
+        max_new_tokens: the most tokens that are generated.
+        rows: the most prompts per batch.
+        check: is called before every batch.
     """
     from transformers import GenerationConfig
 
     own: Any = model.generation_config
-    ends = _ends(tokenizer, stop) | _ids(own.eos_token_id)  # a chat's turns may end by a token of their own
+    ends = _ends(tokenizer, stop) | _ids(own.eos_token_id)  # the turns of a chat may end with a token of their own
     padding = next(iter(ends), 0) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
     greedy = GenerationConfig(
         do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=sorted(ends) or None, pad_token_id=padding
     )
     device = next(model.parameters()).device
     texts = [""] * len(prompts)
-    model.generation_config = GenerationConfig()  # a model's own (penalties, beams) would fill in what is not said
+    model.generation_config = GenerationConfig()  # the model's own settings (penalties, beams) must not be filled in
     try:
         for batch in _batches(prompts, rows):
             check()
@@ -55,11 +55,11 @@ def generate(
             for row, i in enumerate(batch):
                 ids[row, width - len(prompts[i]) :] = torch.tensor(prompts[i])
                 seen[row, width - len(prompts[i]) :] = 1
-            found = model.generate(  # type: ignore[operator]
+            tokens = model.generate(  # type: ignore[operator]
                 input_ids=ids.to(device), attention_mask=seen.to(device), generation_config=greedy
             )
-            for i, tokens in zip(batch, found[:, width:].tolist(), strict=True):
-                texts[i] = _text(tokenizer, tokens, ends, stop)
+            for i, new in zip(batch, tokens[:, width:].tolist(), strict=True):
+                texts[i] = _text(tokenizer, new, ends, stop)
     finally:
         model.generation_config = own
     return texts
@@ -70,17 +70,17 @@ def _ids(given: int | list[int] | None) -> set[int]:
 
 
 def _text(tokenizer: Any, tokens: list[int], ends: frozenset[int], stop: str | None) -> str:
-    """Up to the first token that ends it (which may carry text before the stop), up to the stop, stripped."""
+    """Decode up to the first token that ends the text, which may hold text before the stop; cut there and strip."""
     end = next((n for n, token in enumerate(tokens, start=1) if token in ends), len(tokens))
     text = str(tokenizer.decode(tokens[:end], skip_special_tokens=True))
     return (text if stop is None else text.partition(stop)[0]).strip()
 
 
 def _batches(prompts: Sequence[tuple[int, ...]], rows: int) -> Iterator[list[int]]:
-    """Indices of prompts of like length, the longest first: what does not fit memory fails at once."""
+    """Group prompts of similar length, the longest first, so that a lack of memory shows at once."""
     batch: list[int] = []
     for i in sorted(range(len(prompts)), key=lambda i: -len(prompts[i])):
-        if batch and (len(batch) == rows or (len(batch) + 1) * len(prompts[batch[0]]) > CELLS):
+        if batch and (len(batch) == rows or (len(batch) + 1) * len(prompts[batch[0]]) > MAX_CELLS):
             yield batch
             batch = []
         batch.append(i)
@@ -90,7 +90,7 @@ def _batches(prompts: Sequence[tuple[int, ...]], rows: int) -> Iterator[list[int
 
 @functools.lru_cache(maxsize=4)
 def _ends(tokenizer: Any, stop: str | None) -> frozenset[int]:
-    """The tokens after which nothing is read: end of sequence, and every one whose text holds the stop."""
+    """The tokens that end a text: end of sequence, and every token whose text contains the stop."""
     ends = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
     if stop is not None:
         texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])

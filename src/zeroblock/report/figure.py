@@ -1,7 +1,8 @@
-"""The figures of a run: its loss, its metric, and which blocks it moved when."""
+"""The figures of a run: its loss, its metric, and which blocks it moved over time."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +15,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from .. import atomic
+
 Series = Sequence[Mapping[str, Any]]
-"""Evaluations: ``step``, ``value`` and ``loss`` of each."""
+"""Evaluations, each with ``step``, ``value`` and ``loss``."""
 
 BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#666666"
-"""Okabe and Ito's, and a grey: told apart under every common colour blindness."""
+"""Two colours of Okabe and Ito, and a grey: distinct under every common colour blindness."""
 
 SPLITS = {"dev": (BLUE, "o", "-"), "test": (ORANGE, "s", "--")}
-"""Colour, marker and line of a split: told apart in black and white too."""
+"""Colour, marker and line of a split: distinct in black and white too."""
 
 STYLE: dict[str, Any] = {
     "savefig.dpi": 200,
@@ -39,23 +42,23 @@ STYLE: dict[str, Any] = {
     "lines.markersize": 4,
 }
 
-SIZE = (4.8, 3.0)
-"""Inches: 960 by 600 pixels, half the width of a page of README."""
+SIZE_INCHES = (4.8, 3.0)
+"""In inches: 960 by 600 pixels, half the width of the README."""
 
-FEWEST, MOST, VISITS = 12, 60, 10
-"""Columns of the heat map, so many that a block is visited about ten times in each: fewer would show noise."""
+MIN_COLUMNS, MAX_COLUMNS, VISITS_PER_COLUMN = 12, 60, 10
+"""Of the heat map: a block is visited about ten times per column, because fewer visits would show noise."""
 
-POINTS = 200
-"""Of a smoothed curve, at most."""
+MAX_POINTS = 200
+"""Of a smoothed curve."""
 
 
 def loss(path: Path, title: str, steps: Mapping[str, NDArray[Any]], dev: Series) -> None:
     """Training loss, every step and smoothed, with the dev loss of each evaluation.
 
     Args:
-        path: of the picture.
-        title: its heading.
-        steps: ``step`` and ``loss`` of every step, (n,) each; empty for a run without training steps.
+        path: of the PNG file.
+        title: above the axes.
+        steps: the columns ``step`` and ``loss``, (n,) each; empty for a run without training steps.
         dev: evaluations on dev.
     """
     with _sheet(path, title) as axes:
@@ -77,11 +80,11 @@ def metric(path: Path, title: str, name: str, splits: Mapping[str, Series], sele
     """The metric of every evaluation on dev and test.
 
     Args:
-        path: of the picture.
-        title: its heading.
+        path: of the PNG file.
+        title: above the axes.
         name: of the metric.
         splits: evaluations on ``dev`` and ``test``.
-        selected: the step that dev selected, and by what.
+        selected: the step that dev selected, and the number that selected it.
     """
     with _sheet(path, title) as axes:
         for split, points in splits.items():
@@ -99,20 +102,20 @@ def blocks(path: Path, title: str, steps: Mapping[str, NDArray[Any]], count: int
     """How often each block was moved, over time.
 
     Args:
-        path: of the picture.
-        title: its heading.
-        steps: ``step`` and ``block`` of every step, (n,) each.
-        count: of blocks.
+        path: of the PNG file.
+        title: above the axes.
+        steps: the columns ``step`` and ``block``, (n,) each.
+        count: the number of blocks.
     """
     first, last = int(steps["step"].min()), int(steps["step"].max()) + 1
-    bins = min(max((last - first) // (VISITS * count), FEWEST), MOST, last - first)
+    bins = min(max((last - first) // (VISITS_PER_COLUMN * count), MIN_COLUMNS), MAX_COLUMNS, last - first)
     edges = np.linspace(first, last, bins + 1)
     rows = np.arange(count + 1) - 0.5
     chosen, _, _ = np.histogram2d(steps["block"], steps["step"], bins=(rows, edges))
     total = chosen.sum(axis=0, keepdims=True)
     share = 100 * np.divide(chosen, total, out=np.zeros_like(chosen), where=total > 0)
-    height = min(6.0, max(SIZE[1], 0.11 * count + 1))
-    with _sheet(path, title, (SIZE[0], height)) as axes:
+    height = min(6.0, max(SIZE_INCHES[1], 0.11 * count + 1))
+    with _sheet(path, title, (SIZE_INCHES[0], height)) as axes:
         axes.grid(False)
         image = axes.pcolormesh(edges, rows, share, cmap="viridis", vmin=0)
         axes.set_ylabel("block (0 is nearest to the input)")
@@ -124,15 +127,17 @@ def blocks(path: Path, title: str, steps: Mapping[str, NDArray[Any]], count: int
 
 
 @contextmanager
-def _sheet(path: Path, title: str, size: tuple[float, float] = SIZE) -> Iterator[Axes]:
-    """One pair of axes in the house style, saved at the end; no pyplot, so nothing is shown or kept."""
+def _sheet(path: Path, title: str, size: tuple[float, float] = SIZE_INCHES) -> Iterator[Axes]:
+    """One pair of axes in the common style, saved at the end; without pyplot nothing is shown or kept open."""
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
         axes.set_title(title, loc="left")
         yield axes
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png")
+        atomic.write(path, picture.getvalue())
 
 
 def _steps(axes: Axes) -> None:
@@ -142,21 +147,23 @@ def _steps(axes: Axes) -> None:
 
 
 def _smooth(x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], int]:
-    """Medians, which a spike does not move, in windows of a fiftieth of the run, ten steps at least; and their width.
+    """Medians in windows of a fiftieth of the run, at least ten steps, and the windows' width.
+
+    A spike does not move a median.
 
     Args:
         x: steps, (n,).
-        y: losses, (n,); what is not finite is passed over.
+        y: losses, (n,); values that are not finite are left out.
     """
     x, y = x[np.isfinite(y)], y[np.isfinite(y)]
     width = max(1, min(10, len(y) // 4), len(y) // 50)
-    starts = np.unique(np.linspace(0, len(y) - width, min(len(y), POINTS)).astype(int))
+    starts = np.unique(np.linspace(0, len(y) - width, min(len(y), MAX_POINTS)).astype(int))
     middles = np.array([x[start : start + width].mean() for start in starts])
     return middles, np.array([np.median(y[start : start + width]) for start in starts]), width
 
 
 def _view(values: NDArray[Any], more: Sequence[float]) -> tuple[float, float]:
-    """A range that shows all but the wildest hundredth, so that a spike does not flatten the curve."""
+    """A range that shows all but the extreme hundredth, so that a spike does not flatten the curve."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return 0.0, 1.0

@@ -1,11 +1,11 @@
-"""The report of a run: ``summary.md`` and its figures, from the files of the run folder."""
+"""The page of a run: ``summary.md`` and its figures, from the files of the run folder."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib.util
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,39 +13,50 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..train.config import Config
+from .. import atomic
+from ..errors import ZeroBlockError
+from ..evaluate.measurement import read_measurements
+from ..train.config import Config, recorded
+from .summary import check_summary
 
 SPLITS = ("dev", "test")
 
 
-def summary(folder: Path) -> None:
+def write_page(folder: Path) -> None:
     """Write ``summary.md`` and ``figures/*.png`` of a run folder.
 
     Args:
         folder: with ``config.toml``, ``metrics.jsonl`` and ``summary.json``; ``steps.csv`` where it trained.
     """
-    config = Config.load(folder / "config.toml")
+    config = recorded(folder / "config.toml", trust_remote_code=True)  # no model is loaded here
     command = (folder / "config.toml").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-    found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    splits = _evaluations(folder / "metrics.jsonl")
-    steps = _steps(folder / "steps.csv")
+    name = ""
+    try:
+        name = "summary.json"
+        summary = check_summary(json.loads((folder / name).read_text(encoding="utf-8")))
+        name = "metrics.jsonl"
+        splits = _evaluations(folder / name)
+        name = "steps.csv"
+        steps = _steps(folder / name)
+    except (ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
+        raise ZeroBlockError(f"{folder / name} is damaged ({error}): the report of the run needs it whole") from error
     if importlib.util.find_spec("matplotlib") is None:
-        pictures = ["No figures: `pip install matplotlib`, and they are drawn."]
+        pictures = ["No figures: they need `pip install matplotlib`."]
     else:
         pictures = [
-            f"![{name}](figures/{name}.png)" for name in _draw(folder / "figures", config, found, splits, steps)
+            f"![{name}](figures/{name}.png)" for name in _draw(folder / "figures", config, summary, splits, steps)
         ]
     lines = [
         f"# {config.task}, {config.method}, {config.model}",
         "",
         f"    {command}",
         "",
-        *_results(found, splits),
+        *_results(summary, splits),
         "",
-        *_facts(folder, config, found, steps),
+        *_facts(folder, config, summary, steps),
         *(line for picture in pictures for line in ("", picture)),
     ]
-    (folder / "summary.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    atomic.write(folder / "summary.md", "\n".join(lines) + "\n")
 
 
 Evaluations = dict[str, list[dict[str, Any]]]
@@ -55,16 +66,17 @@ Steps = dict[str, NDArray[Any]]
 def _evaluations(path: Path) -> Evaluations:
     """The evaluations of each split in the order of their steps; of two at one step, the later."""
     by_step: dict[str, dict[int, dict[str, Any]]] = {split: {} for split in SPLITS}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        if record.get("kind") == "eval" and record["split"] in by_step:
-            record["loss"] = math.nan if record.get("loss") is None else record["loss"]
-            by_step[record["split"]][record["step"]] = record
-    return {split: [records[step] for step in sorted(records)] for split, records in by_step.items()}
+    for _, measurement in read_measurements(path):
+        if measurement.split in by_step:
+            by_step[measurement.split][measurement.step] = {
+                "step": measurement.step,
+                **dataclasses.asdict(measurement.evaluation),
+            }
+    return {split: [points[step] for step in sorted(points)] for split, points in by_step.items()}
 
 
 def _steps(path: Path) -> Steps:
-    """Columns ``step``, ``block`` and ``loss`` of every step, (n,) each."""
+    """The columns ``step``, ``block`` and ``loss``, (n,) each."""
     rows: list[dict[str, str]] = []
     if path.is_file():
         with path.open(encoding="utf-8", newline="") as file:
@@ -76,8 +88,8 @@ def _steps(path: Path) -> Steps:
     }
 
 
-def _draw(folder: Path, config: Config, found: Mapping[str, Any], splits: Evaluations, steps: Steps) -> list[str]:
-    """Draw what there is to see; the names of the figures."""
+def _draw(folder: Path, config: Config, summary: Mapping[str, Any], splits: Evaluations, steps: Steps) -> list[str]:
+    """Draw the figures that the run has data for, and return their names."""
     from . import figure
 
     title = f"{Path(config.task).stem}, {config.method}, {Path(config.model).name}"
@@ -86,34 +98,34 @@ def _draw(folder: Path, config: Config, found: Mapping[str, Any], splits: Evalua
         figure.loss(folder / "loss.png", title, steps, splits["dev"])
         drawn.append("loss")
     if any(len(points) > 1 for points in splits.values()):
-        selected = (found["selected_step"], found["selected_by"])
-        figure.metric(folder / "metric.png", title, found["metric"], splits, selected)
+        selected = (summary["selected_step"], summary["selected_by"])
+        figure.metric(folder / "metric.png", title, summary["metric"], splits, selected)
         drawn.append("metric")
     if len(steps["block"]) and steps["block"].max() > 0:
-        count = max(int(steps["block"].max()) + 1, int(found.get("blocks") or 0))
+        count = max(int(steps["block"].max()) + 1, int(summary.get("blocks") or 0))
         figure.blocks(folder / "blocks.png", title, steps, count)
         drawn.append("blocks")
     return drawn
 
 
-def _results(found: Mapping[str, Any], splits: Evaluations) -> list[str]:
-    """Before and after, dev-selected and best of the evaluations, each labelled."""
+def _results(summary: Mapping[str, Any], splits: Evaluations) -> list[str]:
+    """The table of results: before training, dev-selected, last and best, each labelled."""
     values = {split: {point["step"]: point for point in splits[split]} for split in SPLITS}
-    selected, last = found["selected_step"], max((*values["dev"], *values["test"]), default=0)
+    selected, last = summary["selected_step"], max((*values["dev"], *values["test"]), default=0)
 
     def row(label: str, step: int) -> str:
         return f"| {label} | " + " | ".join(_percent(values[split].get(step)) for split in SPLITS) + " |"
 
     counts = [f"{split} (n = {splits[split][-1]['n']:,})" if splits[split] else split for split in SPLITS]
-    lines = [f"| {found['metric']} | {counts[0]} | {counts[1]} |", "|---|---|---|"]
+    lines = [f"| {summary['metric']} | {counts[0]} | {counts[1]} |", "|---|---|---|"]
     if last == 0:
         return [*lines, row("without training", 0)]
     if 0 in values["dev"] or 0 in values["test"]:
         lines.append(row("before training", 0))
-    lines.append(row(f"**selected by {found['selected_by']}**: step {selected:,}", selected))
+    lines.append(row(f"**selected by {summary['selected_by']}**: step {selected:,}", selected))
     if last != selected:
         lines.append(row(f"last step: {last:,}", last))
-    test = found["test"]
+    test = summary["test"]
     if test.get("best") is not None:
         lines.append(
             f"| best of the evaluations, as the paper reports; it looks at test | | {100 * test['best']:.1f} % |"
@@ -128,22 +140,24 @@ def _percent(point: Mapping[str, Any] | None) -> str:
     return f"{100 * point['value']:.1f} %" + ("" if exact is None else f" (exact match {100 * exact:.1f} %)")
 
 
-def _facts(folder: Path, config: Config, found: Mapping[str, Any], steps: Steps) -> list[str]:
-    """What it took: settings, time, memory, and where to find the rest."""
+def _facts(folder: Path, config: Config, summary: Mapping[str, Any], steps: Steps) -> list[str]:
+    """Settings, time and memory, and where to find the rest."""
     lines = []
     if config.trains:
         settings = f"lr {config.lr:g}, batch {config.batch_size * config.accumulate}, seed {config.seed}"
         if config.data_seed != config.seed:
             settings += f", data seed {config.data_seed}"
-        lines.append(f"- {found['steps']:,} steps: {settings}; all settings are in [config.toml](config.toml)")
-    if found.get("skipped"):
-        lines.append(f"- steps that moved nothing, because their loss was not finite: {found['skipped']:,}")
-    lines.append(f"- {found['seconds']:,.1f} seconds in all")
-    if found.get("peak_memory"):
-        lines.append(f"- peak memory {found['peak_memory'] / 2**30:.2f} GiB")
+        lines.append(f"- {summary['steps']:,} steps: {settings}; all settings are in [config.toml](config.toml)")
+    if summary.get("skipped"):
+        lines.append(f"- steps that changed nothing, because their loss was not finite: {summary['skipped']:,}")
+    lines.append(f"- {summary['seconds']:,.1f} seconds in all")
+    if summary.get("peak_memory"):
+        lines.append(f"- peak memory {summary['peak_memory'] / 2**30:.2f} GiB")
     if (folder / "journal.zbj").is_file():
         size = (folder / "journal.zbj").stat().st_size
-        lines.append(f"- [journal.zbj](journal.zbj), {size:,} bytes: with the base weights, the weights at any step")
+        lines.append(
+            f"- [journal.zbj](journal.zbj), {size:,} bytes: with the base weights it gives the weights at any step"
+        )
     files = ["metrics.jsonl", *(["steps.csv"] if len(steps["step"]) else [])]
     lines.append(f"- numbers: {', '.join(f'[{name}]({name})' for name in files)}, [summary.json](summary.json)")
     return lines

@@ -1,4 +1,4 @@
-"""Trackers: where a run's numbers are shown while it runs."""
+"""Trackers: they show the numbers of a run while it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROJECT = "zeroblock"
 
 
 class Tracker(Protocol):
-    """What a run tells its numbers to."""
+    """Receives the numbers of a run."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Show some numbers of a step, by name; a slash groups them (``dev/accuracy``)."""
@@ -25,7 +25,7 @@ class Tracker(Protocol):
 
 
 class Silent:
-    """No tracker: says nothing to no one."""
+    """Does nothing."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         pass
@@ -38,7 +38,7 @@ class TensorBoard:
     """Event files in ``tensorboard/`` of the run folder."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        _require("tensorboard")  # torch's own error does not say what to install
+        _require("tensorboard")  # the error of torch does not say what to install
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(folder / "tensorboard"))
@@ -54,11 +54,11 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, named as the folder; resuming a folder continues its run."""
+    """A run of Weights & Biases, named after the folder; resuming the folder continues it."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         wandb = _require("wandb")
-        # one id for one folder: resuming appends to the same curves
+        # one id per folder, so that resuming appends to the same curves
         name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
         self.run = wandb.init(
             project=PROJECT, name=folder.name, id=name, resume="allow", dir=str(folder), config=dict(config)
@@ -72,7 +72,7 @@ class WeightsAndBiases:
 
 
 class Trackio:
-    """A run of trackio, kept on this machine unless trackio is told otherwise."""
+    """A run of trackio, which stays on this machine by default."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         trackio = _require("trackio")
@@ -94,12 +94,12 @@ TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {
 
 
 def tracker(name: str | None, folder: Path, config: Mapping[str, Any]) -> Tracker:
-    """A tracker by name.
+    """Open a tracker by name.
 
     Args:
         name: ``tensorboard``, ``wandb`` or ``trackio``; ``none`` or None for one that does nothing.
         folder: the run folder.
-        config: the run's configuration, to be shown beside the numbers.
+        config: the settings of the run, shown beside the numbers.
     """
     name = name or "none"
     if name not in TRACKERS:
@@ -108,7 +108,7 @@ def tracker(name: str | None, folder: Path, config: Mapping[str, Any]) -> Tracke
 
 
 def check(name: str | None) -> None:
-    """Refuse a tracker whose package is not there, before anything is begun."""
+    """Refuse a tracker whose package is not installed, before the run begins."""
     if name in TRACKERS and name != "none":
         _require(name)
 
@@ -117,4 +117,4 @@ def _require(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ZeroBlockError(f"--track {module} needs a package that is not there: pip install {module}") from error
+        raise ZeroBlockError(f"--track {module} needs a package that is not installed: pip install {module}") from error

@@ -1,4 +1,4 @@
-"""Views: a run as one watches it. Live on a terminal, plain lines elsewhere, or nothing."""
+"""Views: they show a run as it happens, live on a terminal, in plain lines elsewhere, or not at all."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Progress:
 
     Args:
         step: steps taken.
-        steps: all there are.
+        steps: steps of the whole run.
         loss: smoothed.
-        block: name of the last active block.
-        rate: steps a second, lately.
+        block: the name of the last active block.
+        rate: recent steps per second.
     """
 
     step: int
@@ -34,16 +34,16 @@ class Progress:
 
     @property
     def left(self) -> float:
-        """Seconds to go, evaluations not counted."""
+        """Seconds left, without evaluations."""
         return (self.steps - self.step) / self.rate if self.rate else 0.0
 
 
 class Meter:
-    """Smooths what the steps say.
+    """Smooths the numbers of the steps.
 
     Args:
-        steps: all there are.
-        blocks: their names.
+        steps: steps of the whole run.
+        blocks: the names of the blocks.
     """
 
     def __init__(self, steps: int, blocks: tuple[str, ...]) -> None:
@@ -53,13 +53,13 @@ class Meter:
         self._last: float | None = None
 
     def pause(self) -> None:
-        """The time until the next step is not that step's."""
+        """Leave the time until the next step out of its speed."""
         self._last = None
 
     def step(self, record: Record) -> Progress:
-        """What to show after a step."""
+        """Update the numbers after a step."""
         now = time.perf_counter()
-        if record.loss == record.loss:  # a loss that is not a number would stay for ever
+        if record.loss == record.loss:  # a NaN would stay for ever
             self._loss = record.loss if self._loss is None else 0.98 * self._loss + 0.02 * record.loss
         if self._last is not None:
             took = now - self._last
@@ -71,25 +71,25 @@ class Meter:
 
 
 class View(Protocol):
-    """What a run tells of itself."""
+    """Shows a run; the run calls these methods."""
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Show a line that stays."""
 
     def step(self, progress: Progress) -> None:
-        """A step was taken."""
+        """Show a step that was taken."""
 
     def replaying(self, step: int, steps: int) -> None:
-        """Steps that were taken before are taken again."""
+        """Show that steps of an earlier sitting are replayed."""
 
     def evaluating(self, step: int, split: str, done: int, n: int) -> None:
-        """An evaluation is under way."""
+        """Show an evaluation under way."""
 
     def measured(self, measurement: Measurement) -> None:
-        """An evaluation is done."""
+        """Show an evaluation that is done."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """End the view."""
 
 
 class Quiet:
@@ -118,7 +118,7 @@ class Lines(Quiet):
     """Plain lines: every evaluation, and a step now and then.
 
     Args:
-        console: where to.
+        console: where they are printed.
     """
 
     every = 10.0
@@ -136,7 +136,7 @@ class Lines(Quiet):
             self.show(progress)
 
     def replaying(self, step: int, steps: int) -> None:
-        begun = self._next > 0  # that it begins is a note of the run's
+        begun = self._next > 0  # the run itself says that it begins
         if self._due() and begun:
             self.note(f"replayed {step}/{steps}")
 
@@ -157,7 +157,7 @@ class Lines(Quiet):
 
 
 class Live(Lines):
-    """A bar that moves with the numbers of the step below it, evaluations above."""
+    """A progress bar with the numbers of the step below it and the evaluations above."""
 
     every = 0.1
 
@@ -197,8 +197,8 @@ class Live(Lines):
         self._beside(f"{split} at {step}", done, n)
 
     def _beside(self, what: str, done: int, n: int) -> None:
-        """The second bar, of what is not training."""
-        self._area.start()  # not before there is something to show: whatever fails until then leaves the terminal alone
+        """Update the second bar, which shows work other than training."""
+        self._area.start()  # not earlier, so that a failure before the first number leaves the terminal alone
         self._bar.update(self._other, description=what, total=n, completed=done, visible=done < n)
 
     def measured(self, measurement: Measurement) -> None:
@@ -210,7 +210,7 @@ class Live(Lines):
 
 
 def view(quiet: bool, json: bool) -> View:
-    """The view that fits where the output goes; with ``json``, standard output is left to the result."""
+    """Choose the view that suits the output; with ``json``, standard output is left to the result."""
     if quiet:
         return Quiet()
     from rich.console import Console
@@ -220,7 +220,7 @@ def view(quiet: bool, json: bool) -> View:
 
 
 def told(progress: Progress, memory: int) -> str:
-    """The numbers of a step in a line.
+    """Write the numbers of a step in a line.
 
     Args:
         progress: of the run.
@@ -234,7 +234,7 @@ def told(progress: Progress, memory: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A time as people read it.
+    """Write a time for people.
 
     >>> clock(61), clock(7322)
     ('1:01', '2:02:02')
@@ -244,17 +244,17 @@ def clock(seconds: float) -> str:
 
 
 def described(measurement: Measurement) -> str:
-    """An evaluation in a line."""
-    found = measurement.evaluation
-    exact = "" if found.exact_match is None else f"  exact match {100 * found.exact_match:.1f} %"
+    """Write an evaluation in a line."""
+    result = measurement.evaluation
+    exact = "" if result.exact_match is None else f"  exact match {100 * result.exact_match:.1f} %"
     return (
-        f"step {measurement.step}  {measurement.split} {found.metric} {100 * found.value:.1f} %{exact}  "
-        f"loss {found.loss:.4f}  n {found.n}  {found.seconds:.1f} s"
+        f"step {measurement.step}  {measurement.split} {result.metric} {100 * result.value:.1f} %{exact}  "
+        f"loss {result.loss:.4f}  n {result.n}  {result.seconds:.1f} s"
     )
 
 
 def peak_memory() -> int:
-    """Bytes at most so far: of the GPU where one is in use, else of the process."""
+    """Peak memory so far in bytes: of the GPU if one is in use, else of the process."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())

@@ -1,4 +1,4 @@
-"""The crew of a sweep: makes all its runs, some at a time, each in a worker."""
+"""The crew of a sweep makes all its runs, several at a time, each in a worker."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .plan import Run, Sweep
 from .worker import Worker
 
 Tell = Callable[[str, Run, Outcome | None, str], None]
-"""Called with "begin", "end" or "fail", the run, its outcome, and why it failed."""
+"""Called with "begin", "end" or "fail", the run, its outcome, and the reason of a failure."""
 
 
 class Crew:
-    """Makes all runs of a sweep, some at a time.
+    """Makes all runs of a sweep.
 
     Args:
-        sweep: what is wanted.
-        folder: run folders are made under its ``runs``, what they print under its ``log``.
-        jobs: how many at a time.
-        tell: hears of every begin and end, one at a time.
+        sweep: the runs that are wanted.
+        folder: holds the run folders under ``runs`` and their output under ``log``.
+        jobs: the number of runs at a time.
+        tell: is called at every begin and end, one call at a time.
     """
 
     def __init__(self, sweep: Sweep, folder: Path, jobs: int, tell: Tell) -> None:
@@ -36,7 +36,7 @@ class Crew:
         self.error: Exception | None = None
 
     def make(self) -> None:
-        """Make every run that is not finished; those that fail are in ``failed``, the others go on."""
+        """Make every run that is not finished; a failure is noted in ``failed`` and stops no other run."""
         self.runs.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(exist_ok=True)
         threads = [threading.Thread(target=self._serve) for _ in range(self.jobs)]
@@ -56,7 +56,7 @@ class Crew:
             raise self.error
 
     def _serve(self) -> None:
-        """One thread: a worker, and runs for it while there are any."""
+        """One thread: a worker, and runs for it while any are left."""
         worker: Worker | None = None
         try:
             while run := self._take():
@@ -67,7 +67,7 @@ class Crew:
                 folder = folder_of(run, self.runs)
                 error = worker.make(run, folder, self.logs / f"{run.name}.txt")
                 self._note(run, None if error else Outcome.read(folder), error)
-        except Exception as error:  # a full disk, a closed pipe: nothing of one run, so all stop
+        except Exception as error:  # a full disk or a closed pipe concerns every run, so all stop
             self.error = error
             self._stop()
         finally:
@@ -90,7 +90,7 @@ class Crew:
             return worker
 
     def _take(self) -> Run | None:
-        """The next run; waits while only runs under way can tell what is next."""
+        """Take the next run; wait while it depends on runs under way."""
         with self.changed:
             while not self.stopped:
                 ready = [run for run in due(self.sweep, self.outcomes, self.failed) if run.name not in self.running]

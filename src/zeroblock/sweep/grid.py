@@ -1,13 +1,13 @@
 """The sweep file: its tables, checked, and the runs that they expand to.
 
-    tune = ["lr", "rank"]         # chosen by dev, for each row and task
-    tune_seeds = 1                # optional: only the first seed tunes, the others run what it chose
+    tune = ["lr", "rank"]         # dev chooses these, for each row and task
+    tune_seeds = 1                # optional: only the first seed tunes, the others use its choice
 
     [run]                         # fields of every run's configuration
     model = "smollm2"
     steps = 2000
 
-    [grid]                        # fields with several values
+    [grid]                        # fields that take several values
     task = ["sst2", "rte"]        # the columns of the table
     seed = [0, 1]                 # averaged
 
@@ -26,9 +26,9 @@
     [case.task.rte]               # for one task of the case above
     lr = 1e-7
 
-What stands further down here wins over what stands above it.  A list is tried value by
-value.  Lists of fields that are neither tuned nor averaged make rows of their own, so that
-a file without cases is a plain grid.
+Tables further down in this example win over those above them.  The values of a list are tried
+one by one.  A list of a field that is neither tuned nor averaged makes one row per value, so a
+file without cases is a plain grid.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from typing import Any
 from ..errors import ZeroBlockError, unknown
 from ..task import TASKS
 from ..task.own import is_path
-from ..train.config import Config
+from ..train.config import Config, distrust, is_lr_schedule, renamed
 
 KEYS = ("tune", "tune_seeds", "run", "grid", "follow", "task", "case")
 AVERAGED = ("seed", "data_seed")
@@ -54,12 +54,12 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A row of the table, as the file has it.
+    """A row of the table, as the file describes it.
 
     Args:
-        name: the row's.
+        name: of the row.
         fields: its own values, some of them lists.
-        task: further ones, for single tasks.
+        task: further values, for single tasks.
     """
 
     name: str
@@ -68,13 +68,13 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Place:
-    """One place of the table.
+class CellPlan:
+    """The configurations of one cell of the table.
 
     Args:
-        row: its row's name.
+        row: the name of its row.
         task: its column.
-        candidates: every choice of the tuned fields, with a configuration for each seed.
+        candidates: every choice of the tuned fields, with one configuration per seed.
     """
 
     row: str
@@ -84,16 +84,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Grid:
-    """The tables of a file, checked.
+    """The tables of a sweep file, checked.
 
     Args:
-        run: fields of all runs, those of ``[grid]`` among them.
+        run: fields of all runs, including those of ``[grid]``.
         task: fields of single tasks.
-        cases: one at least, which may be empty.
+        cases: at least one, which may be empty.
         follow: fields that take the value of another.
         tune: fields that dev chooses.
-        tune_seeds: how many seeds it chooses by; None for all.
-        overrides: what the command line says.
+        tune_seeds: the number of seeds that dev chooses by; None for all.
+        overrides: fields from the command line.
     """
 
     run: Fields
@@ -106,16 +106,16 @@ class Grid:
 
     @classmethod
     def of(cls, file: Mapping[str, Any], overrides: Fields) -> Grid:
-        """Check a file's contents.
+        """Check the contents of a file.
 
         Args:
             file: see the module.
-            overrides: fields that win over all that the file says.
+            overrides: fields that win over everything in the file.
         """
         for key in file:
             if key not in KEYS:
                 raise unknown("key", key, KEYS)
-        _check("--set", overrides)
+        overrides = _check("--set", overrides)
         run, grid = _table(file, "run"), _table(file, "grid")
         for field, value in grid.items():
             if not isinstance(value, list):
@@ -133,26 +133,26 @@ class Grid:
         tune = file.get("tune", [])
         if not isinstance(tune, list) or not all(isinstance(field, str) for field in tune):
             raise ZeroBlockError(f'tune is a list of fields, as in tune = ["lr"], not {tune!r}')
-        _check("tune", dict.fromkeys(tune))
+        tune = list(_check("tune", {field: _old_values(file, field) for field in tune}))
         if wrong := [field for field in tune if field in ("task", *AVERAGED)]:
             raise ZeroBlockError(f"tune cannot hold {wrong[0]!r}: dev chooses within a task, and seeds are averaged")
         seeds = file.get("tune_seeds")
         if seeds is not None and (not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1):
             raise ZeroBlockError(f"tune_seeds is a number of seeds, at least 1, not {seeds!r}")
-        found = cls(run | grid, tasks, cases, follow, tuple(tune), seeds, overrides)
-        known = {task for task, _ in found._pairs()}
+        checked = cls(run | grid, tasks, cases, follow, tuple(tune), seeds, overrides)
+        known = {task for task, _ in checked._pairs()}
         for name in {*tasks, *(name for case in cases for name in case.task)}:
-            # an override may leave tasks out; the file itself must not name ones it does not run
+            # an override may leave tasks out; the file itself must not name tasks that it does not run
             if "task" not in overrides and name not in known:
                 raise unknown("task in a task table:", name, known)
-        return found
+        return checked
 
-    def places(self) -> list[Place]:
-        """The places of the table, column by column, every configuration in them sound."""
-        found = [place for task, case in self._pairs() for place in self._places(task, case)]
-        if not found:
+    def cells(self) -> list[CellPlan]:
+        """Plan the cells of the table, column by column, with every configuration checked."""
+        cells = [cell for task, case in self._pairs() for cell in self._cells(task, case)]
+        if not cells:
             raise ZeroBlockError('no task: give one in [run] or several in [grid], as in task = ["sst2", "rte"]')
-        return found
+        return cells
 
     def _pairs(self) -> list[tuple[str, Case]]:
         """Every task with every case that has it, task by task."""
@@ -168,17 +168,19 @@ class Grid:
                 raise unknown("task", task, TASKS)
         return [(task, case) for task in tasks for case in self.cases if task in of_case[case.name]]
 
-    def _places(self, task: str, case: Case) -> Iterator[Place]:
-        """The cells of one task and case: one for every choice of the fields that make rows."""
+    def _cells(self, task: str, case: Case) -> Iterator[CellPlan]:
+        """Plan the cells of one task and case: one per choice of the fields that make rows."""
         own = self.task.get(task, {}) | case.fields | case.task.get(task, {}) | self.overrides
         fields = self.run | own | {"task": task}
         follow = {name: source for name, source in self.follow.items() if name not in own}
         lists = {name: value for name, value in fields.items() if isinstance(value, list)}
         for name, values in lists.items():
             if not all(isinstance(value, (str, int, float)) for value in values):
-                raise ZeroBlockError(f"{_where(case, task)}: {name} = {values} holds what is no text and no number")
+                raise ZeroBlockError(
+                    f"{_where(case, task)}: {name} = {values} holds a value that is neither text nor number"
+                )
             if not values or len({json.dumps(value) for value in values}) < len(values):
-                raise ZeroBlockError(f"{_where(case, task)}: {name} = {values} is empty or names a value twice")
+                raise ZeroBlockError(f"{_where(case, task)}: {name} = {values} is empty or has a value twice")
         rows = {name: values for name, values in lists.items() if name not in (*self.tune, *AVERAGED)}
         tuned = {name: values for name, values in lists.items() if name in self.tune}
         seeds = {name: values for name, values in lists.items() if name in AVERAGED}
@@ -188,7 +190,7 @@ class Grid:
                 for values in _product(tuned)
             ]
             label = ", ".join(filter(None, [case.name, *(f"{name} {show(value)}" for name, value in row.items())]))
-            yield Place(label or str(candidates[0][1][0].method), task, candidates)
+            yield CellPlan(label or str(candidates[0][1][0].method), task, candidates)
 
     def _config(self, fields: Fields, case: Case, follow: Mapping[str, str]) -> Config:
         fields = fields | {name: fields[source] for name, source in follow.items() if source in fields}
@@ -199,7 +201,7 @@ class Grid:
 
 
 def show(value: Any) -> str:
-    """A value in few letters, for names and labels.
+    """Write a value in few letters, for names and labels.
 
     >>> show(3e-4), show(0.75), show(20000), show("flip-flop"), show(True)
     ('3e-4', '0.75', '20000', 'flip-flop', 'true')
@@ -213,7 +215,7 @@ def show(value: Any) -> str:
 
 
 def parse(settings: Iterable[str]) -> Fields:
-    """Fields from the command line, each ``field=value`` with the value as in TOML, or bare text.
+    """Parse fields from the command line, each ``field=value`` with the value as in TOML, or bare text.
 
     >>> parse(["steps=100", "task=['sst2', 'rte']", "data=my/folder"])
     {'steps': 100, 'task': ['sst2', 'rte'], 'data': 'my/folder'}
@@ -231,19 +233,30 @@ def parse(settings: Iterable[str]) -> Fields:
 
 
 def names() -> list[str]:
-    """Names of a configuration's fields."""
+    """The names of the fields of a configuration."""
     return [field.name for field in dataclasses.fields(Config)]
 
 
 def _check(where: str, fields: Any, *wrong: str) -> Fields:
-    """A table of configuration fields, none misspelt."""
+    """Return a table of configuration fields under their present names, or raise an error for a misspelt one."""
     if not isinstance(fields, dict):
         raise ZeroBlockError(f"{where} is a table of fields, not {fields!r}")
+    current = renamed(fields)
+    if where != "--set":
+        current = distrust(current, where, trusted=False, flag="--set trust_remote_code=true")
     known = [name for name in names() if name not in wrong]
-    for name in fields:
+    for name in current:
         if name not in known:
             raise unknown(f"field in {where}:", name, known)
-    return fields
+    return current
+
+
+def _old_values(file: Mapping[str, Any], field: str) -> Any:
+    """A value of a tuned field in the file, by which ``renamed`` knows the old meaning of ``schedule``."""
+    cases = [case for case in _several(file.get("case", {})) if isinstance(case, dict)]
+    tables = [file.get("run"), file.get("grid"), *cases]
+    values = [table[field] for table in tables if isinstance(table, dict) and field in table]
+    return next((value for value in values if is_lr_schedule(value)), None)
 
 
 def _table(file: Mapping[str, Any], key: str) -> Fields:

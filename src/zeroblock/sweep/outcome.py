@@ -1,4 +1,4 @@
-"""Outcomes: what finished runs gave, which candidate dev chooses, and what is still to be run."""
+"""Outcomes: the results of finished runs, the candidate that dev chooses, and the runs still to make."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one finished run gave.
+    """The result of one finished run.
 
     Args:
-        metric: name of what was measured.
+        metric: the name of the metric.
         dev: on dev, at the step that dev selected.
         dev_loss: the same step's loss; NaN where none was measured.
         test: on test, at that step.
         best: the best on test of all evaluations, as the paper reports it.
-        steps: how many were taken.
+        steps: the number taken.
         selected_step: the step that dev selected.
         seconds: of the whole run.
     """
@@ -42,24 +42,24 @@ class Outcome:
 
     @classmethod
     def read(cls, folder: Path) -> Outcome | None:
-        """The outcome of a run folder; None where the run has not finished."""
+        """Read the outcome of a run folder; None if the run has not finished."""
         path = folder / SUMMARY
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            dev, test = found["dev"], found["test"]
+            summary = json.loads(path.read_text(encoding="utf-8"))
+            dev, test = summary["dev"], summary["test"]
             return cls(
-                metric=found["metric"],
+                metric=str(summary["metric"]),
                 dev=_number(dev["value"]),
                 dev_loss=_number(dev.get("loss")),
                 test=_number(test["selected"]),
                 best=_number(test["best"]),
-                steps=int(found.get("steps") or 0),
-                selected_step=int(found.get("selected_step") or 0),
-                seconds=_number(found.get("seconds")),
+                steps=int(summary.get("steps") or 0),
+                selected_step=int(summary.get("selected_step") or 0),
+                seconds=_number(summary.get("seconds")),
             )
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ZeroBlockError(
                 f"{path} is not the summary of a run ({error!r}); remove it, and the sweep resumes the run"
             ) from error
@@ -70,7 +70,7 @@ Outcomes = Mapping[str, Outcome]
 
 
 def folder_of(run: Run, runs: Path) -> Path:
-    """Where a run lies, or will: known by its digest, whatever fields varied when its folder was named.
+    """Find the folder of a run by its digest, whatever fields varied when the folder was named.
 
     Args:
         run: of the sweep.
@@ -80,25 +80,25 @@ def folder_of(run: Run, runs: Path) -> Path:
 
 
 def read(sweep: Sweep, runs: Path) -> dict[str, Outcome]:
-    """The outcomes of all runs that have finished.
+    """Read the outcomes of all runs that have finished.
 
     Args:
         sweep: whose runs.
         runs: the folder of run folders.
     """
     folders = {path.name.rpartition("-")[2]: path for path in sorted(runs.glob("*-*"), reverse=True)}
-    found = {name: Outcome.read(folders[run.digest]) for name, run in sweep.runs.items() if run.digest in folders}
-    return {name: outcome for name, outcome in found.items() if outcome is not None}
+    outcomes = {name: Outcome.read(folders[run.digest]) for name, run in sweep.runs.items() if run.digest in folders}
+    return {name: outcome for name, outcome in outcomes.items() if outcome is not None}
 
 
 def choose(cell: Cell, outcomes: Outcomes) -> Candidate | None:
-    """The candidate with the highest dev metric, averaged over the seeds that vote.
+    """Choose the candidate with the highest dev metric, averaged over the seeds that vote.
 
-    Only candidates whose voting runs have all finished count.  Equal ones are told apart by
-    the lower dev loss, then by their order in the file.
+    Only candidates whose voting runs have all finished count.  Of equal ones the lower dev loss
+    wins, then the first in the file.
 
     Args:
-        cell: one with nothing to choose gives its only candidate.
+        cell: if it has nothing to choose, its only candidate is chosen.
         outcomes: of the finished runs.
     """
     if not cell.tuned:
@@ -108,31 +108,31 @@ def choose(cell: Cell, outcomes: Outcomes) -> Candidate | None:
 
 
 def settled(cell: Cell, outcomes: Outcomes) -> bool:
-    """Whether every candidate had its say."""
+    """Whether the voting runs of every candidate have finished."""
     return not cell.tuned or all(_done(candidate, cell, outcomes) for candidate in cell.candidates)
 
 
 def due(sweep: Sweep, outcomes: Outcomes, failed: Collection[str] = ()) -> list[Run]:
-    """The runs that can be made now: not finished, not failed, not waiting for a choice.
+    """List the runs that can be made now: not finished, not failed, not waiting for a choice.
 
     Args:
-        sweep: what is wanted.
+        sweep: the runs that are wanted.
         outcomes: of the finished runs.
         failed: names of runs not to try again.
     """
-    found: dict[str, Run] = {}
+    runs: dict[str, Run] = {}
     for cell in sweep.cells:
         tuning = list(cell.tuning())
         wanted = tuning
         if all(run.name in outcomes or run.name in failed for run in tuning):
             chosen = choose(cell, outcomes)
             wanted = list(chosen.runs) if chosen else []
-        found |= {run.name: run for run in wanted if run.name not in outcomes and run.name not in failed}
-    return list(found.values())
+        runs |= {run.name: run for run in wanted if run.name not in outcomes and run.name not in failed}
+    return list(runs.values())
 
 
 def waiting(sweep: Sweep, outcomes: Outcomes) -> int:
-    """How many runs wait for a choice."""
+    """Count the runs that wait for a choice."""
     return sum(len(cell.candidates[0].runs) - cell.voters for cell in sweep.cells if not settled(cell, outcomes))
 
 
@@ -145,9 +145,9 @@ def _done(candidate: Candidate, cell: Cell, outcomes: Outcomes) -> bool:
 
 
 def _merit(candidate: Candidate, cell: Cell, outcomes: Outcomes) -> tuple[float, float]:
-    said = [outcomes[run.name] for run in _voting(candidate, cell)]
-    value, loss = fmean(one.dev for one in said), fmean(one.dev_loss for one in said)
-    # NaN compares as nothing does: a run that came to nothing must come last
+    votes = [outcomes[run.name] for run in _voting(candidate, cell)]
+    value, loss = fmean(one.dev for one in votes), fmean(one.dev_loss for one in votes)
+    # NaN compares false with everything: a run that diverged must come last
     return (-math.inf if math.isnan(value) else value, -math.inf if math.isnan(loss) else -loss)
 
 

@@ -1,4 +1,4 @@
-"""A sweep: one file that stands for many runs and one table (see :mod:`zeroblock.sweep.grid` for the file)."""
+"""The plan of a sweep: the runs and the table that one file stands for (see :mod:`zeroblock.sweep.grid`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from typing import Any
 
 from ..errors import ZeroBlockError
 from ..train.config import EXECUTION, Config
-from .grid import AVERAGED, Grid, Place, names, show
+from .grid import AVERAGED, CellPlan, Grid, names, show
+
+NAMES_OF_0_1 = {"schedule": "order", "lr_schedule": "schedule"}
+"""Names in a run's digest, which must stay: a sweep finds its finished runs by it."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,8 @@ class Run:
     """One training run.
 
     Args:
-        name: of its folder: what varies, for people, then a digest of its configuration.
-        config: all that it needs.
+        name: of its folder: the values that vary, for people, then a digest of its configuration.
+        config: its settings.
         varied: its values of the fields that vary in the sweep.
     """
 
@@ -34,13 +37,13 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """The end of the name, which stays when the sweep varies more fields."""
+        """The end of the name, which stays the same when the sweep varies more fields."""
         return self.name.rpartition("-")[2]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One choice of the tuned fields, with a run for every seed.
+    """One choice of the tuned fields, with one run per seed.
 
     Args:
         values: of the tuned fields that vary.
@@ -53,13 +56,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of the table: the candidates of which dev chooses one.
+    """One cell of the table: the candidates of which dev chooses one.
 
     Args:
-        row: its row's name.
+        row: the name of its row.
         task: its column.
         candidates: in the order of the file.
-        voters: how many of a candidate's runs dev chooses by.
+        voters: the number of runs per candidate that dev chooses by.
     """
 
     row: str
@@ -73,18 +76,18 @@ class Cell:
         return len(self.candidates) > 1
 
     def tuning(self) -> Iterator[Run]:
-        """The runs that can be made before anything is chosen."""
+        """List the runs that can be made before anything is chosen."""
         for candidate in self.candidates:
             yield from candidate.runs[: self.voters] if self.tuned else candidate.runs
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep file says.
+    """The runs and the table of a sweep file.
 
     Args:
-        name: the file's, without its ending.
-        cells: column by column, so that a sweep cut short has its first tasks whole.
+        name: of the file, without its suffix.
+        cells: column by column, so that a sweep cut short has complete results for its first tasks.
         varied: the fields that vary.
     """
 
@@ -94,11 +97,11 @@ class Sweep:
 
     @classmethod
     def load(cls, path: Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
-        """Read and check a sweep file; nothing runs before every run's configuration is sound.
+        """Read and check a sweep file; no run starts before the configurations of all runs are sound.
 
         Args:
             path: of the TOML file.
-            overrides: fields that win over all that the file says.
+            overrides: fields that win over everything in the file.
         """
         try:
             text = path.read_text(encoding="utf-8")
@@ -108,78 +111,78 @@ class Sweep:
             raise ZeroBlockError(f"{path}: not UTF-8") from error
         try:
             return cls.of(path.stem, tomllib.loads(text), overrides)
-        except (ZeroBlockError, tomllib.TOMLDecodeError) as error:
+        except (ZeroBlockError, ValueError, RecursionError) as error:
             raise ZeroBlockError(f"{path}: {error}") from error
 
     @classmethod
     def of(cls, name: str, file: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Sweep:
-        """A sweep from the contents of its file.
+        """Make a sweep from the contents of its file.
 
         Args:
-            name: what to call it.
+            name: of the sweep.
             file: see the module.
-            overrides: fields that win over all that the file says.
+            overrides: fields that win over everything in the file.
         """
         grid = Grid.of(file, dict(overrides or {}))
-        places = grid.places()
-        namer = _Namer([config for place in places for _, configs in place.candidates for config in configs])
-        return cls(name, tuple(namer.cell(place, grid.tune_seeds) for place in places), namer.varied)
+        cells = grid.cells()
+        namer = _Namer([config for cell in cells for _, configs in cell.candidates for config in configs])
+        return cls(name, tuple(namer.cell(cell, grid.tune_seeds) for cell in cells), namer.varied)
 
     @property
     def rows(self) -> list[str]:
-        """Names of the table's rows, in the order of the file."""
+        """The names of the rows, in the order of the file."""
         return list(dict.fromkeys(cell.row for cell in self.cells))
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the table's columns."""
+        """The names of the columns."""
         return list(dict.fromkeys(cell.task for cell in self.cells))
 
     @functools.cached_property
     def runs(self) -> dict[str, Run]:
-        """Every run that may be made, by name; cells that need the same one share it."""
+        """Every run that may be made, by name; cells that need the same run share it."""
         return {run.name: run for cell in self.cells for candidate in cell.candidates for run in candidate.runs}
 
 
 class _Namer:
-    """Names runs: task, method, what varies among the runs of the two, seed, digest."""
+    """Names runs: task, method, the values that vary among the runs of the two, seed, digest."""
 
     def __init__(self, configs: Sequence[Config]) -> None:
         alike: dict[tuple[str, str], list[Config]] = {}
         for config in configs:
             alike.setdefault((config.task, config.method), []).append(config)
         self.varied = _varied(configs)
-        self._told = {key: _varied(group) for key, group in alike.items()}
+        self._varied_within = {key: _varied(group) for key, group in alike.items()}
 
-    def cell(self, place: Place, tune_seeds: int | None) -> Cell:
-        """A place of the table with its runs named."""
-        candidates = tuple(Candidate(values, tuple(map(self.run, configs))) for values, configs in place.candidates)
+    def cell(self, plan: CellPlan, tune_seeds: int | None) -> Cell:
+        """Name the runs of a cell."""
+        candidates = tuple(Candidate(values, tuple(map(self.run, configs))) for values, configs in plan.candidates)
         seeds = len(candidates[0].runs)
-        return Cell(place.row, place.task, candidates, min(tune_seeds or seeds, seeds))
+        return Cell(plan.row, plan.task, candidates, min(tune_seeds or seeds, seeds))
 
     def run(self, config: Config) -> Run:
-        """A configuration with its name."""
-        told = [_plain(Path(config.task).stem), config.method]
-        for name in self._told[config.task, config.method]:
+        """Name a configuration."""
+        words = [_plain(Path(config.task).stem), config.method]
+        for name in self._varied_within[config.task, config.method]:
             value = getattr(config, name)
             if name not in AVERAGED and value is not None:
-                told.append(_plain(value if isinstance(value, str) else f"{name}{show(value)}"))
-        told += [f"seed{config.seed}", self._digest(config)]
-        return Run("-".join(told), config, {name: getattr(config, name) for name in self.varied})
+                words.append(_plain(value if isinstance(value, str) else f"{name}{show(value)}"))
+        words += [f"seed{config.seed}", self._digest(config)]
+        return Run("-".join(words), config, {name: getattr(config, name) for name in self.varied})
 
     def _digest(self, config: Config) -> str:
-        """Eight letters for what a run is: equal for equal runs, whatever else is in the sweep.
+        """Identify a run by eight letters, equal for equal runs, whatever else is in the sweep.
 
-        Fields at their defaults do not count, so that a field added to ``Config`` leaves old runs known.
-        Nor do those of execution, unless they are what is compared.
+        Fields at their defaults do not count, so that the runs of older versions stay known when
+        ``Config`` gets a new field.  Nor do those of execution, unless the sweep compares them.
         """
-        said = {
-            field.name: getattr(config, field.name)
+        values = {
+            NAMES_OF_0_1.get(field.name, field.name): getattr(config, field.name)
             for field in dataclasses.fields(config)
             if getattr(config, field.name) != field.default
             and (field.name not in EXECUTION or field.name in self.varied)
         }
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _varied(configs: Sequence[Config]) -> tuple[str, ...]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from .. import atomic
 from .grid import show
 from .outcome import Outcome, Outcomes, choose, due, settled, waiting
 from .plan import Candidate, Cell, Run, Sweep
@@ -47,14 +47,14 @@ class Mean:
 
 @dataclass(frozen=True)
 class Entry:
-    """One filled place of the table.
+    """One filled cell of the table.
 
     Args:
         cell: which.
         chosen: by dev; None where no candidate has finished.
         test: dev-selected test values over the seeds.
         best: the best test values of all evaluations over the seeds.
-        whole: whether every candidate had its say.
+        whole: whether the voting runs of every candidate have finished.
     """
 
     cell: Cell
@@ -65,19 +65,19 @@ class Entry:
 
     @classmethod
     def of(cls, cell: Cell, outcomes: Outcomes) -> Entry:
-        """What the finished runs say of one cell."""
+        """Fill one cell from the finished runs."""
         chosen = choose(cell, outcomes)
-        found = [outcomes[run.name] for run in chosen.runs if run.name in outcomes] if chosen else []
+        finished = [outcomes[run.name] for run in chosen.runs if run.name in outcomes] if chosen else []
         return cls(
             cell,
             chosen,
-            Mean.of([outcome.test for outcome in found]),
-            Mean.of([outcome.best for outcome in found]),
+            Mean.of([outcome.test for outcome in finished]),
+            Mean.of([outcome.best for outcome in finished]),
             settled(cell, outcomes),
         )
 
     def text(self, mean: Mean) -> str:
-        """A mean as people read it, in percent."""
+        """Write a mean for people, in percent."""
         if not mean.count:
             return MISSING
         wanted = len(self.cell.candidates[0].runs)
@@ -94,44 +94,44 @@ class Entry:
 
 
 def write(sweep: Sweep, folder: Path, outcomes: Outcomes, failed: Mapping[str, str], command: str) -> None:
-    """Write ``table.md``, ``table.csv`` and ``runs.csv``, each in one stroke.
+    """Write ``table.md``, ``table.csv`` and ``runs.csv``, each atomically.
 
     Args:
-        sweep: what was wanted.
-        folder: where to.
+        sweep: the runs that were wanted.
+        folder: where the files go.
         outcomes: of the runs that have finished.
         failed: why the others failed, by name.
-        command: the one that makes these tables.
+        command: the command that makes these tables.
     """
     entries = [Entry.of(cell, outcomes) for cell in sweep.cells]
-    _replace(folder / "table.md", markdown(sweep, entries, outcomes, failed, command))
-    _replace(folder / "table.csv", _csv(_table_rows(entries, outcomes)))
-    _replace(folder / "runs.csv", _csv(_run_rows(sweep, entries, outcomes, failed)))
+    atomic.write(folder / "table.md", markdown(sweep, entries, outcomes, failed, command))
+    atomic.write(folder / "table.csv", _csv(_table_rows(entries, outcomes)))
+    atomic.write(folder / "runs.csv", _csv(_run_rows(sweep, entries, outcomes, failed)))
 
 
 def markdown(
     sweep: Sweep, entries: Sequence[Entry], outcomes: Outcomes, failed: Mapping[str, str], command: str
 ) -> str:
-    """The tables for people.
+    """Write the tables for people.
 
     Args:
-        sweep: what was wanted.
+        sweep: the runs that were wanted.
         entries: one for every cell.
         outcomes: of the runs that have finished.
         failed: why the others failed, by name.
-        command: the one that makes these tables.
+        command: the command that makes these tables.
     """
     metrics: dict[str, str] = {}
-    for entry in entries:  # whichever row has one
+    for entry in entries:  # of the first row that has one
         metrics[entry.cell.task] = metrics.get(entry.cell.task) or _metric(entry.cell, outcomes)
     head = [f"{task} ({metrics[task]})" if metrics[task] not in ("", "accuracy") else task for task in sweep.tasks]
-    by_place = {(entry.cell.row, entry.cell.task): entry for entry in entries}
+    by_cell = {(entry.cell.row, entry.cell.task): entry for entry in entries}
 
     def grid(text: Callable[[Entry], str]) -> list[str]:
         lines = ["| | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
         for row in sweep.rows:
-            places = [by_place.get((row, task)) for task in sweep.tasks]
-            texts = [row.replace("|", "\\|"), *(text(place) if place else MISSING for place in places)]
+            cells = [by_cell.get((row, task)) for task in sweep.tasks]
+            texts = [row.replace("|", "\\|"), *(text(cell) if cell else MISSING for cell in cells)]
             lines.append(f"| {' | '.join(texts)} |")
         return lines
 
@@ -160,7 +160,7 @@ def markdown(
         others = waiting(sweep, outcomes)
         lines += ["", "## Missing", ""]
         lines += [f"- {run.name}: {failed.get(run.name, 'not finished')}" for run in wanted]
-        lines += [f"- {others} more, of the other seeds, once these have chosen"] if others else []
+        lines += [f"- {others} more, of the other seeds, once these have voted"] if others else []
     seconds = math.fsum(outcome.seconds for outcome in outcomes.values() if not math.isnan(outcome.seconds))
     lines += ["", f"{len(outcomes)} runs, {_span(seconds)} of running in all."]
     return "\n".join(lines) + "\n"
@@ -193,7 +193,7 @@ def _table_rows(entries: Iterable[Entry], outcomes: Outcomes) -> list[dict[str, 
 def _run_rows(
     sweep: Sweep, entries: Iterable[Entry], outcomes: Outcomes, failed: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """One row for every run of every cell: what varied, what came out, whether dev chose it."""
+    """One row per run and cell: the values that vary, the outcome, and whether dev chose it."""
     rows: list[dict[str, Any]] = []
     for entry in entries:
         for candidate in entry.cell.candidates:
@@ -211,7 +211,7 @@ def _run_rows(
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """What varies in a run, by names that its outcome has not: the sizes of dev and test are not results."""
+    """The varying fields of a run; a name that its outcome has too gets the prefix ``set_`` (dev is also a size)."""
     return {
         f"set_{name}" if name in Outcome.__dataclass_fields__ else name: value
         for name, value in run.varied.items()
@@ -234,13 +234,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.6g}"
     return value
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file in one stroke: a kill leaves the old one or the new one."""
-    half = path.with_suffix(path.suffix + ".part")
-    half.write_text(text, encoding="utf-8")
-    os.replace(half, path)
 
 
 def _span(seconds: float) -> str:

@@ -1,6 +1,6 @@
-"""Workers: processes that make one run after another, so that a crash costs one run and imports are paid once.
+"""Workers: processes that make one run after another, so that a crash costs one run and imports happen once.
 
-A worker reads jobs from its standard input, one JSON object a line, and answers each with
+A worker reads jobs from its standard input, one JSON object per line, and answers each with
 one line.  When its input closes, because the sweep was stopped or killed, it stops its run
 as Ctrl-C would.
 """
@@ -27,15 +27,15 @@ from ..errors import ZeroBlockError
 from ..train.config import Config
 from .plan import Run
 
-PATIENCE = 30.0
-"""Seconds that a stopped worker has to end its step."""
+STOP_SECONDS = 30.0
+"""How long a stopped worker may take to end its step."""
 
 
 class Worker:
-    """A process that makes runs, from the outside.
+    """A process that makes runs, seen from the sweep.
 
     Args:
-        threads: of its arithmetic, unless the environment says; None for as many as torch takes.
+        threads: for its arithmetic, unless the environment says; None leaves the number to torch.
     """
 
     def __init__(self, threads: int | None) -> None:
@@ -49,18 +49,18 @@ class Worker:
             start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which then stops its workers
         )
         self.alive = True
-        """Whether it takes another run."""
+        """Whether it can make another run."""
 
     def make(self, run: Run, folder: Path, log: Path) -> str:
         """Make a run to its end.
 
         Args:
-            run: which.
+            run: the run.
             folder: its folder.
-            log: takes what the run prints.
+            log: a file for everything the run prints.
 
         Returns:
-            why it failed; empty where it did not.
+            why the run failed; empty if it did not.
         """
         job = {"config": run.config.dump(), "folder": str(folder), "log": str(log)}
         assert self.process.stdin is not None
@@ -74,9 +74,9 @@ class Worker:
         if not answer:
             self.alive = False
             return f"its process ended with status {self.process.wait()}; see {log}"
-        said = json.loads(answer)
-        self.alive = said["sound"]
-        return str(said["error"])
+        result = json.loads(answer)
+        self.alive = result["sound"]
+        return str(result["error"])
 
     def stop(self) -> None:
         """Ask it to stop its run and end."""
@@ -85,24 +85,24 @@ class Worker:
                 self.process.stdin.close()
 
     def close(self) -> None:
-        """Stop it and see that it has ended."""
+        """Stop it and wait until it has ended."""
         self.stop()
         try:
-            self.process.wait(PATIENCE)
+            self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
 
 def main() -> None:
-    """The inside of a worker."""
+    """Run as a worker: make the runs that arrive on standard input."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # inherited as ignored from a shell's background
     jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    from ..train.cache import keeping
+    from ..train.cache import caching
 
-    with contextlib.suppress(KeyboardInterrupt), keeping():
+    with contextlib.suppress(KeyboardInterrupt), caching():
         while job := jobs.get():
             error, sound = "", True
             with _printing_to(Path(job["log"])):
@@ -115,14 +115,14 @@ def main() -> None:
                     error, sound = f"{type(mistake).__name__}: {mistake}", False
             try:
                 print(json.dumps({"error": error, "sound": sound}), file=answers, flush=True)
-            except BrokenPipeError:  # nobody asks any more
+            except BrokenPipeError:  # the sweep is gone
                 return
             if not sound:
                 sys.exit(1)  # memory or device may be in any state: the next run gets a fresh process
 
 
 def _make(config: str, folder: Path) -> str:
-    """Make a run, or what is left of it; why it stopped, where it did."""
+    """Make a run, or the rest of it; return why it stopped, if it did."""
     import torch
 
     from ..report.view import view
@@ -131,7 +131,7 @@ def _make(config: str, folder: Path) -> str:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()  # peaks are of the run, not of those before it
+        torch.cuda.reset_peak_memory_stats()  # the peak of this run, not of the runs before it
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return make(Config.of(tomllib.loads(config)), folder, view(quiet=False, json=False)).reason
@@ -146,7 +146,7 @@ def _listen(jobs: queue.SimpleQueue[dict[str, Any] | None]) -> None:
 
 @contextlib.contextmanager
 def _printing_to(path: Path) -> Iterator[None]:
-    """Send all that this process prints, C code included, to the end of a file."""
+    """Append everything that this process prints, C code included, to a file."""
     with open(path, "a", encoding="utf-8") as log:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

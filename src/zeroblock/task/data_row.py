@@ -1,4 +1,4 @@
-"""Rows: the columns of one example, and where they stand in which file."""
+"""Data rows: the columns of one example, with the file and line they come from."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .example import DataError
 
 
 @dataclass(frozen=True)
-class Row:
-    """The fields of one example.
+class DataRow:
+    """One row of a dataset.
 
     Args:
-        fields: column name to value.
-        where: ``file:line``, or the hub's name and index; errors begin with it.
+        fields: values by column name.
+        where: ``file:line``, or the hub's name and index; error messages begin with it.
     """
 
     fields: Mapping[str, Any]
     where: str = "row"
 
     def __getitem__(self, name: str) -> Any:
-        """A column's value; ``answers.text`` is the field ``text`` of the column ``answers``."""
+        """Get the value of a column; ``answers.text`` is the field ``text`` of the column ``answers``."""
         value: Any = self.fields
         for part in (name,) if name in self.fields else name.split("."):
             if isinstance(value, Mapping) and part in value and value[part] is None:
@@ -38,18 +38,18 @@ class Row:
         return value
 
     def text(self, name: str) -> str:
-        """A column that holds text."""
+        """Get a column that holds text."""
         return _text(self[name], f"column {name!r}")
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A column that holds a list of texts."""
+        """Get a column that holds a list of texts."""
         value = self[name]
         if not isinstance(value, (list, tuple)):
             raise DataError(f"column {name!r} holds {type(value).__name__}, expected a list of texts")
         return tuple(_text(item, f"column {name!r}") for item in value)
 
     def label(self, count: int, name: str = "label") -> int:
-        """A column that holds the index of one of ``count`` classes."""
+        """Get a column that holds the index of one of ``count`` classes."""
         value = self[name]
         if not isinstance(value, int) or not 0 <= value < count:
             raise DataError(f"unknown label {value!r} in column {name!r}; expected 0 to {count - 1}")
@@ -65,11 +65,11 @@ def _text(value: Any, what: str) -> str:
     return value
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a JSONL or CSV file, each with its line number.
+def read_rows(path: Path) -> list[DataRow]:
+    """Read the rows of a JSONL or CSV file, each with its line number.
 
     Args:
-        path: a ``.jsonl`` (or ``.json`` with one object a line) or ``.csv`` file, in UTF-8.
+        path: a ``.jsonl`` (or ``.json`` with one object per line) or ``.csv`` file, in UTF-8.
     """
     try:
         rows = list(_csv(path) if path.suffix == ".csv" else _jsonl(path))
@@ -80,8 +80,8 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _jsonl(path: Path) -> Iterator[Row]:
-    # Bytes, because text mode would also break lines at characters that JSON allows inside a string.
+def _jsonl(path: Path) -> Iterator[DataRow]:
+    # Read bytes: text mode would also break lines at characters that JSON allows inside a string.
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -93,21 +93,23 @@ def _jsonl(path: Path) -> Iterator[Row]:
                 raise ZeroBlockError(f"{where}: nested too deeply") from error
             except json.JSONDecodeError as error:
                 if line.lstrip().startswith(b"["):
-                    raise ZeroBlockError(f"{where}: begins a JSON array; write one object a line") from error
+                    raise ZeroBlockError(f"{where}: begins a JSON array; write one object per line") from error
                 raise ZeroBlockError(f"{where}: invalid JSON ({error.msg} at column {error.colno})") from error
             except UnicodeDecodeError as error:
                 raise ZeroBlockError(f"{where}: not UTF-8") from error
+            except ValueError as error:  # Python converts at most 4,300 digits
+                raise ZeroBlockError(f"{where}: invalid JSON (a number has too many digits)") from error
             if not isinstance(fields, dict):
                 raise ZeroBlockError(f"{where}: expected a JSON object, found {type(fields).__name__}")
-            yield Row(fields, where)
+            yield DataRow(fields, where)
 
 
-def _csv(path: Path) -> Iterator[Row]:
+def _csv(path: Path) -> Iterator[DataRow]:
     with path.open("rb") as raw:
         csv.field_size_limit(1 << 30)
         reader = csv.reader(_decoded(raw, path), strict=True)
         header: list[str] | None = None
-        begin = 1  # a quoted field may hold newlines: a row's line is where it begins
+        begin = 1  # a quoted field may hold newlines, so a row is reported at the line where it begins
         try:
             for cells in reader:
                 where, begin = f"{path}:{begin}", reader.line_num + 1
@@ -120,7 +122,7 @@ def _csv(path: Path) -> Iterator[Row]:
                     continue
                 if len(cells) > len(header):
                     raise ZeroBlockError(f"{where}: more than the header's {len(header)} columns")
-                yield Row(dict(itertools.zip_longest(header, cells)), where)
+                yield DataRow(dict(itertools.zip_longest(header, cells)), where)
         except csv.Error as error:
             raise ZeroBlockError(f"{path}:{begin}: invalid CSV ({error})") from error
 

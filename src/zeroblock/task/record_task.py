@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from .data_row import DataRow
 from .example import DataError, Example
-from .item import Row
 from .source import Hub
 from .task import Task
 
 GAP = "@placeholder"
 
 
-def _render(row: Row) -> Example:
+def _render(row: DataRow) -> Example:
     query = row.text("query")
     if GAP not in query:
         raise DataError(f"the query has no {GAP}")
     entities, answers = row.texts("entities"), row.texts("answers")
     for number, entity in enumerate(entities, start=1):
-        if not entity.strip():  # inside the sentence the option would not look empty
+        if not entity.strip():  # inside the sentence an empty option would go unnoticed
             raise DataError(f"option {number} of {len(entities)} is empty")
     for answer in answers:
         if answer not in entities:
@@ -33,5 +33,5 @@ RECORD = Task(
     ("passage", "query", "entities", "answers"),
     _render,
     Hub("record", "super_glue", "record"),
-    objective="answer",
+    over="answer",
 )

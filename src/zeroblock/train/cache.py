@@ -1,4 +1,4 @@
-"""The shelf: a model kept for the next run that starts from the same weights."""
+"""The model cache: keeps a model for the next run that starts from the same weights."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ from ..errors import ZeroBlockError
 from .config import Config
 
 Key = tuple[Any, ...]
-SMALL = 4 << 30
-"""Bytes of weights up to which a model is kept: keeping takes a second copy."""
+MAX_CACHED_BYTES = 4 << 30
+"""Larger models are not kept, because keeping takes a second copy of the weights."""
 
 
 @dataclass
-class Shelf:
-    """Room for one model and for one tokenizer, with what they were loaded for.
+class Cache:
+    """One model and one tokenizer, with the settings they were loaded for.
 
     Args:
         model: with a copy of its weights.
-        tokenizer: as it is.
+        tokenizer: by its settings.
     """
 
     model: tuple[Key, nn.Module, dict[str, Tensor]] | None = None
     tokenizer: dict[Key, Any] = field(default_factory=dict)
 
 
-_shelf: contextvars.ContextVar[Shelf | None] = contextvars.ContextVar("shelf", default=None)
+_cache: contextvars.ContextVar[Cache | None] = contextvars.ContextVar("cache", default=None)
 
 
 @contextlib.contextmanager
-def keeping() -> Iterator[None]:
-    """Inside, runs that start from the same weights load them once, at the price of a second copy of small ones."""
-    token = _shelf.set(Shelf())
+def caching() -> Iterator[None]:
+    """Inside, runs that start from the same weights load them once; small models are then held twice."""
+    token = _cache.set(Cache())
     try:
         yield
     finally:
-        _shelf.reset(token)
+        _cache.reset(token)
 
 
 def tokenizer(config: Config) -> Any:
-    """The tokenizer of a run."""
-    shelf, key = _shelf.get(), (config.model, config.trust_remote_code)
-    if shelf is None or key not in shelf.tokenizer:
-        found = models.tokenizer(config.model, trust_remote_code=config.trust_remote_code)
-        if shelf is None:
-            return found
-        shelf.tokenizer = {key: found}
-    return shelf.tokenizer[key]
+    """Get the tokenizer of a run."""
+    cache, key = _cache.get(), (config.model, config.trust_remote_code)
+    if cache is None or key not in cache.tokenizer:
+        loaded = models.tokenizer(config.model, trust_remote_code=config.trust_remote_code)
+        if cache is None:
+            return loaded
+        cache.tokenizer = {key: loaded}
+    return cache.tokenizer[key]
 
 
 def model(config: Config) -> nn.Module:
-    """The model of a run, with the weights it starts from; those that it moves are trainable."""
-    found = _loaded(config)
+    """Get the model of a run with the weights it starts from; the parameters it may move require gradients."""
+    module = _loaded(config)
     if config.freeze is not None:
-        _freeze(found, [word.strip() for word in config.freeze.split(",")])
-    return found
+        _freeze(module, [word.strip() for word in config.freeze.split(",")])
+    return module
 
 
 def _freeze(module: nn.Module, patterns: list[str]) -> None:
@@ -71,7 +71,9 @@ def _freeze(module: nn.Module, patterns: list[str]) -> None:
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
             some = ", ".join(repr(name) for name in names[:3])
-            raise ZeroBlockError(f"freeze: no parameter is called {pattern!r}; there are {some}, … (* stands for any)")
+            raise ZeroBlockError(
+                f"freeze: no parameter is called {pattern!r}; there are {some}, … (* matches anything)"
+            )
     for name, param in module.named_parameters():
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             param.requires_grad_(False)
@@ -80,18 +82,18 @@ def _freeze(module: nn.Module, patterns: list[str]) -> None:
 
 
 def _loaded(config: Config) -> nn.Module:
-    shelf, key = _shelf.get(), _key(config)
-    if shelf is not None and shelf.model is not None and shelf.model[0] == key:
-        _, kept, weights = shelf.model
+    cache, key = _cache.get(), _key(config)
+    if cache is not None and cache.model is not None and cache.model[0] == key:
+        _, kept, weights = cache.model
         with torch.no_grad():
             for name, param in kept.named_parameters():
                 param.copy_(weights[name])
                 param.requires_grad_(weights[name].requires_grad)
                 param.grad = None
         return kept
-    if shelf is not None:
-        shelf.model = None  # the room is needed
-    found = models.load(
+    if cache is not None:
+        cache.model = None  # the memory is needed
+    module = models.load(
         config.model,
         config.dtype,
         config.device,
@@ -99,13 +101,13 @@ def _loaded(config: Config) -> nn.Module:
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
     )
-    if shelf is not None and sum(param.nbytes for param in found.parameters()) <= SMALL:
-        shelf.model = (key, found, {name: _copy(param) for name, param in found.named_parameters()})
-    return found
+    if cache is not None and sum(param.nbytes for param in module.parameters()) <= MAX_CACHED_BYTES:
+        cache.model = (key, module, {name: _copy(param) for name, param in module.named_parameters()})
+    return module
 
 
 def _copy(param: Tensor) -> Tensor:
-    """A parameter's values and whether it is trainable."""
+    """Copy a parameter's values and whether it is trainable."""
     return param.detach().clone().requires_grad_(param.requires_grad)
 
 

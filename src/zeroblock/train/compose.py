@@ -34,7 +34,7 @@ class Choice(Protocol):
     @property
     def partition(self) -> str | None: ...
     @property
-    def order(self) -> str | None: ...
+    def schedule(self) -> str | None: ...
     @property
     def fold(self) -> int | None: ...
     @property
@@ -42,30 +42,30 @@ class Choice(Protocol):
     @property
     def as_published(self) -> bool: ...
     @property
-    def rounding(self) -> str: ...
+    def rounding(self) -> str | None: ...
     @property
     def every(self) -> int: ...
 
 
 def options(config: Choice) -> dict[str, Any]:
-    """What a configuration says to the factory of its method; what it leaves open is left to the method."""
+    """Collect the options that a configuration gives to its method; those left open are the method's own."""
     names = ("interval", "fold", "rank", "keep", "clip")
     given: dict[str, Any] = {name: value for name in names if (value := getattr(config, name)) is not None}
     if config.partition is not None:
         given["partition"] = partition_by_name(config.partition)
-    if config.order is not None:
-        given["schedule"] = schedule_by_name(config.order)
+    if config.schedule is not None:
+        given["schedule"] = schedule_by_name(config.schedule)
     if config.probes != 1:
         given["probes"] = config.probes
     if config.as_published:
         given["as_published"] = True
-    if config.rounding != "stochastic":  # the default must not undo what as_published says of rounding
-        given["rounding"] = Rounding[config.rounding.upper()]
+    if config.rounding == "nearest":
+        given["rounding"] = Rounding.NEAREST
     return given
 
 
 def optimizer(config: Choice, model: nn.Module) -> ZeroOrder:
-    """The optimizer of a configuration's method."""
+    """Build the optimizer of a configuration's method."""
     given = {"lr": config.lr, "eps": config.eps, "seed": config.seed, "weight_decay": config.weight_decay}
     given |= options(config)
     if config.fold is None:
@@ -74,49 +74,53 @@ def optimizer(config: Choice, model: nn.Module) -> ZeroOrder:
 
 
 def _fold(plain: ZeroOrder, config: Choice) -> int:
-    """The steps that a run holds where it does not say: as many as leave the weights whole at every evaluation."""
-    if not _can_hold(plain, config):
+    """The steps to collect if the run does not say: as many as leave the weights whole at every evaluation."""
+    if not _can_fold(plain, config):
         return 1
     return math.gcd(plain.interval, config.every) if config.every < config.steps else plain.interval
 
 
-def _can_hold(plain: ZeroOrder, config: Choice) -> bool:
+def _can_fold(plain: ZeroOrder, config: Choice) -> bool:
     return isinstance(plain.subspace, LowRank) and not config.as_published and not config.weight_decay
 
 
-def folds_if(config: Choice, built: ZeroOrder) -> str:
-    """What would let a run hold its steps for a whole turn; empty where nothing would, or where it chose."""
+def fold_advice(config: Choice, built: ZeroOrder) -> str:
+    """Say which ``--eval-every`` would let a run fold once per turn; empty if none would, or if the run chose."""
     better = -(-config.every // built.interval) * built.interval
-    chosen = config.fold is not None or not _can_hold(built, config)
+    chosen = config.fold is not None or not _can_fold(built, config)
     if chosen or built.fold == built.interval or better > config.steps:
         return ""
     often = f"{built.fold} steps" if built.fold > 1 else "step"
     return (
-        f"the weights are written every {often} and not every {built.interval}, for evaluations every {config.every}: "
-        f"--eval-every {better} is faster"
+        f"the weights are written every {often} and not every {built.interval}, because of evaluations every "
+        f"{config.every} steps: --eval-every {better} is faster"
     )
 
 
 def check(config: Choice) -> None:
     """Refuse options that the method does not have, before anything is loaded."""
     given = options(config)
-    words = {"schedule": "order"}
     if config.method not in METHODS:
         if given:
-            raise ZeroBlockError(f"{config.method} takes no {words.get(next(iter(given)), next(iter(given)))}")
+            raise ZeroBlockError(f"{config.method} takes no {next(iter(given))}")
         return
     for name in given:
         try:
             METHODS[config.method](specimen(), **{n: given[n] for n in {name, "interval"} & set(given)})
         except TypeError as error:
-            raise ZeroBlockError(f"{config.method} takes no {words.get(name, name)}") from error
+            raise ZeroBlockError(f"{config.method} takes no {name}") from error
     built = optimizer(config, specimen())
+    if config.rounding == "stochastic" and built.parts["rounding"] != "stochastic":
+        raise ZeroBlockError(
+            f"{config.method} as published rounds to the nearest number, as its published code does: leave out "
+            "rounding, or as_published"
+        )
     if config.every < config.steps and config.every % built.fold:
         raise ZeroBlockError(
             f"fold {built.fold} leaves the weights behind at step {config.every}, where they are to be evaluated: give "
             "--eval-every a multiple of it, or --fold a divisor of --eval-every"
         )
-    if config.order is not None and len(built.blocks) == 1:
+    if config.schedule is not None and len(built.blocks) == 1:
         raise ZeroBlockError(
-            f"{config.method} has one block, and so no order: use a method of blocks, such as mezo_bcd"
+            f"{config.method} has one block, so it takes no schedule: use a method of blocks, such as mezo_bcd"
         )

@@ -1,4 +1,4 @@
-"""Learners: what takes a step. Zeroth-order methods, and backpropagation beside them."""
+"""Learners take the steps: zeroth-order methods, and backpropagation beside them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Listener = Callable[[Record], None]
 
 
 class Learner(Protocol):
-    """Moves the weights, and tells its listener of every step, in order."""
+    """Moves the weights and reports every step to its listener, in order."""
 
     blocks: tuple[str, ...]
 
     @property
     def steps(self) -> int:
-        """Steps taken."""
+        """The number of steps taken."""
         ...
 
-    def step(self, closures: Sequence[Closure], lr: float) -> None:
-        """Take one step on the mean of the closures' losses, one a micro-batch."""
+    def step(self, objectives: Sequence[Closure], lr: float) -> None:
+        """Take one step on the mean of the objectives, one per micro-batch."""
         ...
 
     def flush(self) -> None:
@@ -37,16 +37,16 @@ class Learner(Protocol):
         ...
 
     def settle(self) -> None:
-        """After the last step: leave nothing of it outside the weights."""
+        """After the last step: write into the weights what was collected beside them."""
         ...
 
 
 class ZerothOrder:
-    """A method of the table.
+    """A zeroth-order method.
 
     Args:
-        optimizer: of the method.
-        listener: hears of every step.
+        optimizer: takes the steps.
+        listener: is called with every step.
     """
 
     def __init__(self, optimizer: ZeroOrder, listener: Listener) -> None:
@@ -58,9 +58,9 @@ class ZerothOrder:
     def steps(self) -> int:
         return self.optimizer.steps
 
-    def step(self, closures: Sequence[Closure], lr: float) -> None:
+    def step(self, objectives: Sequence[Closure], lr: float) -> None:
         self.optimizer.param_groups[0]["lr"] = lr
-        self.optimizer.step(closures[0] if len(closures) == 1 else closures)
+        self.optimizer.step(objectives[0] if len(objectives) == 1 else objectives)
 
     def flush(self) -> None:
         self.optimizer.flush()
@@ -70,12 +70,12 @@ class ZerothOrder:
 
 
 class Backpropagation:
-    """Adam with decoupled weight decay, dropout off as everywhere here.
+    """AdamW on all trainable parameters, without dropout, as everywhere in zeroblock.
 
     Args:
-        model: whose trainable parameters it moves.
-        weight_decay: on all of them.
-        listener: hears of every step.
+        model: its trainable parameters move.
+        weight_decay: decoupled, on all of them.
+        listener: is called with every step.
     """
 
     def __init__(self, model: nn.Module, weight_decay: float, listener: Listener) -> None:
@@ -84,12 +84,12 @@ class Backpropagation:
         self.steps = 0
         self._listener = listener
 
-    def step(self, closures: Sequence[Closure], lr: float) -> None:
+    def step(self, objectives: Sequence[Closure], lr: float) -> None:
         self.optimizer.param_groups[0]["lr"] = lr
         self.optimizer.zero_grad()
         loss = 0.0
-        for closure in closures:
-            part = closure() / len(closures)
+        for objective in objectives:
+            part = objective() / len(objectives)
             part.backward()
             loss += float(part.detach())
         if not math.isfinite(loss):
@@ -106,7 +106,7 @@ class Backpropagation:
 
 
 def learner(config: Config, model: nn.Module, listener: Listener) -> Learner:
-    """What takes the steps of a configuration."""
+    """Build the learner of a configuration."""
     if config.method == BACKPROPAGATION:
         return Backpropagation(model, config.weight_decay, listener)
     return ZerothOrder(optimizer(config, model), listener)

@@ -1,4 +1,4 @@
-"""The loop: steps and evaluations from the first to the last, stopped and resumed at any point."""
+"""Runs from the outside: start one, resume one, finish one, or measure a model without training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..evaluate.evaluator import Evaluation
 from ..journal import Header, Journal
 from ..report.track import check as check_tracker
 from ..report.view import Quiet, View
-from .compose import folds_if
+from .compose import fold_advice
 from .config import BACKPROPAGATION, EXECUTION, Config
 from .folder import Folder
 from .learner import ZerothOrder
@@ -25,93 +25,70 @@ def run(config: Config, out: str | Path, view: View | None = None) -> Result:
     Args:
         config: what to do.
         out: the folder; one that holds a run is refused.
-        view: shows it; nothing does unless given.
+        view: shows the run; by default nothing is shown.
     """
-    folder = Folder(out)
-    folder.refuse()
-    return _begin(resolve(config), folder, view or Quiet())
+    with Folder(out) as folder:
+        folder.refuse()
+        return _begin(resolve(config), folder, view or Quiet())
 
 
-def resume(out: str | Path, view: View | None = None, *, force: bool = False, **changes: Any) -> Result:
+def resume(
+    out: str | Path,
+    view: View | None = None,
+    *,
+    force: bool = False,
+    trust_remote_code: bool = False,
+    **changes: Any,
+) -> Result:
     """Continue a run where it was stopped, bit for bit.
 
     Args:
         out: its folder.
-        view: shows it; nothing does unless given.
+        view: shows the run; by default nothing is shown.
         force: accept other base weights and another version of the package.
-        changes: settings of :data:`~zeroblock.train.config.EXECUTION` that shall differ from here on.
+        trust_remote_code: run the code that comes with the model, whatever the folder says of it.
+        changes: settings of :data:`~zeroblock.train.config.EXECUTION` to change from here on.
     """
-    folder, view = Folder(out), view or Quiet()
-    config = folder.config.replace(**changes)
-    summary = folder.summary()
-    if summary is not None and folder.reported:
-        raise ZeroBlockError(f"the run in {folder.path} has finished: see {folder.path / 'summary.md'}")
-    if summary is not None:  # stopped in its last moments
-        folder.report()
-        return Result(folder.path, summary["steps"], summary)
-    if config.method == BACKPROPAGATION:
-        raise ZeroBlockError(
-            f"ft keeps no journal, so the run in {folder.path} cannot be continued: start it again with "
-            f"zeroblock train --config {folder.path / 'config.toml'} and another --out"
-        )
-    if not folder.journal.exists():  # stopped before its first step
-        return _begin(config, folder, view, again=True)
-    with Journal.open(folder.journal, fsync=config.fsync) as journal:
-        if journal.note:
-            view.note(journal.note)
-        if config.fold is None:
-            config = _with_fold(config, journal.header, folder)
-        setting = prepare(config, tell=view.note)
-        if journal.header.data != setting.fingerprint:
+    with Folder(out) as folder:
+        config = folder.config(trust_remote_code=trust_remote_code).replace(**changes)
+        if folder.summary() is not None and folder.reported:
+            raise ZeroBlockError(f"the run in {folder.path} has finished: see {folder.path / 'summary.md'}")
+        folder.lock()
+        if config.method == BACKPROPAGATION and folder.summary() is None:
             raise ZeroBlockError(
-                f"the training data are not those that the run in {folder.path} began with (fingerprint "
-                f"{journal.header.data}, now {setting.fingerprint}): bring them back, or begin a new run"
+                f"ft keeps no journal, so the run in {folder.path} cannot be continued: start it again with "
+                f"zeroblock train --config {folder.path / 'config.toml'} and another --out"
             )
-        if journal.header.extra.get("exams", setting.examined) != setting.examined:
-            raise ZeroBlockError(
-                f"the rows that the run in {folder.path} is evaluated on are not those it began with: bring them back, "
-                "or begin a new run"
-            )
-        session = Session(setting, folder, view, journal)
-        session.restore(journal.header, journal.records, force)
-        return session.go()
-
-
-def _with_fold(config: Config, header: Header, folder: Folder) -> Config:
-    """What a run chose when it began is in its journal."""
-    try:
-        return config.replace(fold=header.method.get("fold", 1))
-    except ZeroBlockError as error:
-        raise ZeroBlockError(
-            f"{folder.path / 'config.toml'} is not what the run began with ({error}): bring that back"
-        ) from error
+        return _continue(config, folder, view or Quiet(), force)
 
 
 def make(config: Config, out: str | Path, view: View | None = None) -> Result:
     """Finish a run, whatever there is of it: nothing, a part, or all.
 
     Args:
-        config: what it is; a folder that holds another run is refused.
+        config: the run's; a folder that holds another run is refused.
         out: its folder.
-        view: shows it; nothing does unless given.
+        view: shows the run; by default nothing is shown.
     """
-    folder, view, config = Folder(out), view or Quiet(), resolve(config)
-    if not folder.begun:
-        return _begin(config, folder, view)
-    changes = {name: getattr(config, name) for name in EXECUTION}
-    there = folder.config.replace(**changes)
-    if there != config:
-        differs = next(n for n, v in dataclasses.asdict(config).items() if getattr(there, n) != v)
-        raise ZeroBlockError(
-            f"{folder.path} holds a run with {differs} {getattr(there, differs)!r}, not {getattr(config, differs)!r}: "
-            "give another folder"
-        )
-    summary = folder.summary()
-    if summary is not None:
-        return Result(folder.path, summary["steps"], summary)
-    if config.method == BACKPROPAGATION or not folder.journal.exists():
-        return _begin(config, folder, view, again=True)
-    return resume(folder.path, view, **changes)
+    view, config = view or Quiet(), resolve(config)
+    with Folder(out) as folder:
+        if not folder.begun:
+            return _begin(config, folder, view)
+        changes = {name: getattr(config, name) for name in EXECUTION}
+        there = folder.config(trust_remote_code=config.trust_remote_code).replace(**changes)
+        if there != config:
+            name = next(n for n, v in dataclasses.asdict(config).items() if getattr(there, n) != v)
+            raise ZeroBlockError(
+                f"{folder.path} holds a run with {name} {getattr(there, name)!r}, not {getattr(config, name)!r}: "
+                "give another folder"
+            )
+        summary = folder.summary()
+        if summary is not None:
+            return Result(folder.path, summary["steps"], summary)
+        folder.lock()
+        if config.method == BACKPROPAGATION:
+            return _begin(config, folder, view, again=True)
+        return _continue(there, folder, view)
 
 
 def measure(config: Config, split: str, view: View | None = None) -> Evaluation:
@@ -120,31 +97,71 @@ def measure(config: Config, split: str, view: View | None = None) -> Evaluation:
     Args:
         config: of the method ``zero-shot`` or ``icl``.
         split: ``dev`` or ``test``.
-        view: shows it; nothing does unless given.
+        view: shows the evaluation; by default nothing is shown.
     """
     view = view or Quiet()
-    setting = prepare(resolve(config), splits=(split,), tell=view.note)
-    for note in setting.notes:
+    workload = prepare(resolve(config), splits=(split,), tell=view.note)
+    for note in workload.notes:
         view.note(note)
-    exam = setting.exams[split]
+    exam = workload.exams[split]
     with out_of_memory():
-        return setting.evaluator(exam, check=lambda done: view.evaluating(0, split, done, len(exam.examples)))
+        return workload.evaluator(exam, check=lambda done: view.evaluating(0, split, done, len(exam.examples)))
 
 
 def _begin(config: Config, folder: Folder, view: View, again: bool = False) -> Result:
+    """Start a run; nothing is written before the model and the data have been loaded."""
     check_tracker(config.track)
-    setting = prepare(config, tell=view.note)
+    workload = prepare(config, tell=view.note)
     folder.create(config, again=again)
-    session = Session(setting, folder, view)
+    session = Session(workload, folder, view)
     if not isinstance(session.learner, ZerothOrder):
         return session.go()
-    seldom = folds_if(config, session.learner.optimizer)
-    if seldom:
-        view.note(seldom)
+    advice = fold_advice(config, session.learner.optimizer)
+    if advice:
+        view.note(advice)
     header = Header.of(
-        session.learner.optimizer, model=config.model, task=Path(config.task).name, data=setting.fingerprint,
-        method=config.method, random_weights=config.random_weights, exams=setting.examined,
+        session.learner.optimizer, model=config.model, task=Path(config.task).name, data=workload.fingerprint,
+        method=config.method, random_weights=config.random_weights, exams=workload.exam_digest,
     )  # fmt: skip
     with Journal.create(folder.journal, header, fsync=config.fsync) as journal:
         session.journal = journal
         return session.go()
+
+
+def _continue(config: Config, folder: Folder, view: View, force: bool = False) -> Result:
+    """Go on with a run whose folder is locked."""
+    summary = folder.summary()
+    if summary is not None:  # stopped before its report was written
+        folder.report()
+        return Result(folder.path, summary["steps"], summary)
+    if not folder.journal.exists():  # stopped before its first step
+        return _begin(config, folder, view, again=True)
+    with Journal.open(folder.journal, fsync=config.fsync) as journal:
+        if journal.note:
+            view.note(journal.note)
+        if config.fold is None:
+            config = _with_fold(config, journal.header, folder)
+        workload = prepare(config, tell=view.note)
+        if journal.header.data != workload.fingerprint:
+            raise ZeroBlockError(
+                f"the training data are not those that the run in {folder.path} began with (fingerprint "
+                f"{journal.header.data}, now {workload.fingerprint}): bring them back, or begin a new run"
+            )
+        if journal.header.extra.get("exams", workload.exam_digest) != workload.exam_digest:
+            raise ZeroBlockError(
+                f"the rows that the run in {folder.path} is evaluated on are not those it began with: bring them back, "
+                "or begin a new run"
+            )
+        session = Session(workload, folder, view, journal)
+        session.restore(journal.header, journal.records, force)
+        return session.go()
+
+
+def _with_fold(config: Config, header: Header, folder: Folder) -> Config:
+    """Take the fold that the run chose when it began, which its journal tells."""
+    try:
+        return config.replace(fold=header.method.get("fold", 1))
+    except ZeroBlockError as error:
+        raise ZeroBlockError(
+            f"{folder.path / 'config.toml'} is not the one the run began with ({error}): bring that one back"
+        ) from error

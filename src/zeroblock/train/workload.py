@@ -1,4 +1,4 @@
-"""The setting of a run: model, task and data, loaded and encoded."""
+"""The workload of a run: model, task and data, loaded and encoded."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from .config import BACKPROPAGATION, Config
 
 
 @dataclass(frozen=True)
-class Setting:
-    """All that a run works on.
+class Workload:
+    """Everything that a run works on.
 
     Args:
         config: resolved.
         model: on its device, in evaluation mode.
         engine: of the model.
-        task: what it learns.
+        task: what the model learns.
         evaluator: of the task.
-        train: the training examples, encoded for the objective, with the index of the right option.
-        exam: the training examples as they are evaluated, where a metric is the objective; else None.
-        exams: what it is evaluated on, by split.
-        notes: what the user should know of the data, a line each.
+        train: the training examples as the objective reads them, each with the index of its right option.
+        train_exam: the training examples as they are evaluated, if a metric is the objective; else None.
+        exams: the evaluated examples, by split.
+        notes: lines about the data for the user.
     """
 
     config: Config
@@ -47,7 +47,7 @@ class Setting:
     task: tasks.Task
     evaluator: Evaluator
     train: tuple[tuple[tasks.Encoded, int], ...]
-    exam: Exam | None
+    train_exam: Exam | None
     exams: dict[str, Exam]
     notes: tuple[str, ...]
 
@@ -57,44 +57,44 @@ class Setting:
         return fingerprint(*zip(*self.train, strict=True)) if self.train else ""
 
     @property
-    def examined(self) -> str:
-        """A digest of what a metric is measured on: dev, test, and the training data where it is the objective."""
-        exams = [*self.exams.values(), *([self.exam] if self.exam else [])]
+    def exam_digest(self) -> str:
+        """A digest of the evaluated data: dev, test, and the training data if a metric is the objective."""
+        exams = [*self.exams.values(), *([self.train_exam] if self.train_exam else [])]
         shown = [(one.context, one.options) for exam in exams for one in (*exam.scored, *exam.prompts, *exam.bare)]
         asked = [(example.right, example.answers) for exam in exams for example in exam.examples]
         return digest([*shown, *asked, (self.task.metric.name, self.task.max_new_tokens)])
 
-    def closures(self, batch: Sequence[int]) -> list[Closure]:
-        """The objective on a step's examples, a closure for each micro-batch.
+    def objectives(self, batch: Sequence[int]) -> list[Closure]:
+        """The objective on a step's examples, one per micro-batch.
 
         Args:
             batch: indices of training examples.
         """
         size = self.config.batch_size
-        return [self._closure(batch[start : start + size]) for start in range(0, len(batch), size)]
+        return [self._objective(batch[start : start + size]) for start in range(0, len(batch), size)]
 
-    def _closure(self, batch: Sequence[int]) -> Closure:
-        if self.exam is not None:
-            return functools.partial(self._missed, self.exam.take(batch))
+    def _objective(self, batch: Sequence[int]) -> Closure:
+        if self.train_exam is not None:
+            return functools.partial(self._missed, self.train_exam.take(batch))
         encoded, labels = zip(*(self.train[i] for i in batch), strict=True)
-        return self.engine.objective(encoded, labels, over=self.task.objective)
+        return self.engine.objective(encoded, labels, over=self.task.over)
 
     def _missed(self, exam: Exam) -> float:
-        """1 less the metric; not a number where the scores are none."""
-        found = self.evaluator(exam, loss=False)
-        return math.nan if math.isnan(found.loss) and not self.task.metric.generates else 1 - found.value
+        """One minus the metric; NaN if the scores are NaN."""
+        result = self.evaluator(exam, loss=False)
+        return math.nan if math.isnan(result.loss) and not self.task.metric.generates else 1 - result.value
 
 
 def resolve(config: Config) -> Config:
-    """The configuration with what it left open decided, and with paths that hold from any folder."""
-    device = models.place(config.device)
+    """Decide what a configuration leaves open, and make its paths absolute."""
+    device = models.find_device(config.device)
     # Adam's steps are far below the grid of 16-bit weights, and nothing here rounds them stochastically
     dtype = "fp32" if config.dtype == "auto" and config.method == BACKPROPAGATION else config.dtype
     names = {kind: name for name, kind in models.DTYPES.items()}
     return config.replace(
         dtype=names[models.precision(dtype, device)],
         eval_every=config.every,
-        model=_absolute(config.model) if _is_place(config.model) else config.model,
+        model=_absolute(config.model) if _is_local(config.model) else config.model,
         task=_absolute(config.task) if config.task not in tasks.TASKS and is_path(config.task) else config.task,
         data=_absolute(config.data) if config.data is not None else None,
     )
@@ -102,13 +102,13 @@ def resolve(config: Config) -> Config:
 
 def prepare(
     config: Config, *, splits: Sequence[str] = ("dev", "test"), tell: Callable[[str], None] = lambda text: None
-) -> Setting:
-    """Load and encode; what is wrong with the rows is found before the model is loaded.
+) -> Workload:
+    """Load and encode the data and the model; bad rows are reported before the model is loaded.
 
     Args:
         config: resolved.
-        splits: those to evaluate on.
-        tell: hears what is being done, a line each.
+        splits: the splits to evaluate on.
+        tell: is called with a line about each stage.
     """
     tokenizer = cache.tokenizer(config)
     task = tasks.get(config.task, tokenizer)
@@ -119,41 +119,45 @@ def prepare(
         )
     sizes = {name: value for name in ("train", "dev", "test") if (value := getattr(config, name)) is not None}
     tell(f"reading {task.name}")
-    found = task.load(config.data, seed=config.data_seed, sizes=dataclasses.replace(task.sizes, **sizes))
+    rows = task.load(config.data, seed=config.data_seed, sizes=dataclasses.replace(task.sizes, **sizes))
     for name in splits:
-        if not getattr(found, name):
+        if not getattr(rows, name):
             raise ZeroBlockError(f"{task.name} has no {name} examples: give more rows")
-    tell(f"loading {config.model} ({config.dtype}, {models.place(config.device)})")
+    tell(f"loading {config.model} ({config.dtype}, {models.find_device(config.device)})")
     model: Any = cache.model(config)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_length
     encoder = task.encoder(tokenizer, min(config.max_length, longest))
     graphs = {"auto": None, "on": True, "off": False}[config.graphs]
     engine = Engine(model, fork=config.engine == "forked", max_tokens=config.max_tokens, graphs=graphs)
-    demonstrations = Demonstrations(found.train, config.shots, config.data_seed)
+    demonstrations = Demonstrations(rows.train, config.shots, config.data_seed)
     evaluator = Evaluator(engine, tokenizer, task, encoder, demonstrations, config.calibrate)
 
-    notes = [found.note] if found.note else []
-    train: tuple[tuple[tasks.Encoded, int], ...] = ()
-    pairs: list[tuple[tasks.Example, tasks.Encoded]] = []
-    exam = None
+    notes = [rows.note] if rows.note else []
+    pairs: list[tuple[tasks.Encoded, int]] = []
+    examples: list[tasks.Example] = []
     if config.trains:
-        pairs = _trained_on(config, task, encoder, found.train)
+        examples, pairs = _training_examples(config, task, encoder, rows.train)
         if config.train_tokens is not None:
             notes.append(
-                f"{len(pairs)} of {len(found.train)} training examples have at most {config.train_tokens} tokens"
+                f"{len(pairs)} of {len(rows.train)} training examples have at most {config.train_tokens} tokens"
             )
-        options = task.objective == "options"
-        train = tuple((one, example.right[0] if options else 0) for example, one in pairs)
-        if config.objective != "loss":
-            exam = evaluator.exam([example for example, _ in pairs])
-    exams = {name: evaluator.exam(getattr(found, name)[: config.eval_limit]) for name in splits}
-    cuts = {"train": [example for example, one in pairs if one.cut]} | {name: one.cut for name, one in exams.items()}
-    if any(cuts.values()):
-        told = ", ".join(f"{len(cut)} {name}" for name, cut in cuts.items() if cut)
-        first = next(example.where for cut in cuts.values() for example in cut)
-        notes.append(
-            f"contexts cut on the left to {encoder.max_length} tokens: {told}{first and f', the first being {first}'}"
-        )
+    train_exam = evaluator.exam(examples) if config.trains and config.objective != "loss" else None
+    exams = {name: evaluator.exam(getattr(rows, name)[: config.eval_limit]) for name in splits}
+    cut = {"train": [example for example, (one, _) in zip(examples, pairs, strict=True) if one.cut]}
+    notes += _notes(task, encoder, exams, cut | {name: list(exam.cut) for name, exam in exams.items()})
+    return Workload(config, model, engine, task, evaluator, tuple(pairs), train_exam, exams, tuple(notes))
+
+
+def _notes(
+    task: tasks.Task, encoder: tasks.Encoder, exams: dict[str, Exam], cut: dict[str, list[tasks.Example]]
+) -> list[str]:
+    """Say which examples did not fit."""
+    notes = []
+    if any(cut.values()):
+        counts = ", ".join(f"{len(examples)} {name}" for name, examples in cut.items() if examples)
+        first = next(example.where for examples in cut.values() for example in examples)
+        where = f", the first being {first}" if first else ""
+        notes.append(f"contexts cut on the left to {encoder.max_length} tokens: {counts}{where}")
     if task.metric.generates:
         long = sum(len(one.options[0]) > task.max_new_tokens for exam in exams.values() for one in exam.scored)
         if long:
@@ -161,24 +165,23 @@ def prepare(
                 f"answers longer than the {task.max_new_tokens} tokens that are generated: {long} of dev and test "
                 "(max_new_tokens in the task's TOML)"
             )
-    return Setting(config, model, engine, task, evaluator, train, exam, exams, tuple(notes))
+    return notes
 
 
-def _trained_on(
+def _training_examples(
     config: Config, task: tasks.Task, encoder: tasks.Encoder, examples: Sequence[tasks.Example]
-) -> list[tuple[tasks.Example, tasks.Encoded]]:
-    """The examples to train on, as the objective reads them."""
-    encode = encoder.example if task.objective == "options" else encoder.target
-    pairs = [(example, encode(example)) for example in examples]
+) -> tuple[list[tasks.Example], list[tuple[tasks.Encoded, int]]]:
+    """The examples to train on, and the same as the objective reads them."""
+    pairs = [(example, task.training_pair(encoder, example)) for example in examples]
     if config.train_tokens is not None:
-        pairs = [(e, one) for e, one in pairs if max(len(ids) for ids, _ in one.rows) <= config.train_tokens]
+        pairs = [(e, pair) for e, pair in pairs if max(len(ids) for ids, _ in pair[0].rows) <= config.train_tokens]
     if not pairs:
-        raise ZeroBlockError(f"{task.name} leaves no training example: give more rows, or raise --train-tokens")
-    return pairs
+        raise ZeroBlockError(f"{task.name} has no training example left: give more rows, or raise --train-tokens")
+    return [example for example, _ in pairs], [pair for _, pair in pairs]
 
 
-def _is_place(model: str) -> bool:
-    """Whether a model's name means a file or folder: names of ours do not, whatever lies beside."""
+def _is_local(model: str) -> bool:
+    """Whether a model's name means a file or folder; zeroblock's own names do not, whatever files are called."""
     return model not in models.NAMES and Path(model).expanduser().exists()
 
 
