@@ -201,8 +201,12 @@ def test_reading_the_settings_needs_no_torch() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ({"order": "flip-flop"}, {"schedule": "flip-flop"}, "now called schedule, no longer order"),
-        ({"schedule": "linear"}, {"lr_schedule": "linear"}, "now called lr_schedule, no longer schedule"),
+        ({"order": "flip-flop"}, {"schedule": "flip-flop"}, r"is called schedule \(--schedule\), no longer order"),
+        (
+            {"schedule": "linear"},
+            {"lr_schedule": "linear"},
+            r"called lr_schedule \(--lr-schedule\), no longer schedule",
+        ),
         (
             {"schedule": "cosine", "order": "uniform"},
             {"lr_schedule": "cosine", "schedule": "uniform"},

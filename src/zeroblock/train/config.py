@@ -258,9 +258,9 @@ def renamed(values: Mapping[str, Any], *, warn: bool = True) -> dict[str, Any]:
             raise ZeroBlockError(f"{old} = {value!r} is the old name of {new}, which is given too: leave {old} out")
         found[new] = found.pop(old)
         if warn:
-            what = "the learning rate's schedule" if old == "schedule" else "the schedule of the blocks"
-            flags = f"--{old} and --{new}".replace("_", "-")
-            message = f"{what} is now called {new}, no longer {old} ({flags}); the old name works until 0.3"
+            what = "the learning rate" if old == "schedule" else "the blocks"
+            flag = f"--{new}".replace("_", "-")
+            message = f"the schedule of {what} is called {new} ({flag}), no longer {old}; the old name works until 0.3"
             warnings.warn(message, ZeroBlockWarning, stacklevel=2)
     return found
 
