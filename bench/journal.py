@@ -34,14 +34,11 @@ def build(name: str, device: str, dtype: torch.dtype) -> torch.nn.Module:
 def synthetic(optimizer: zb.ZeroOrder, steps: int) -> list[Record]:
     """Records that the optimizer would have taken."""
     coeffs = np.random.default_rng(0).standard_normal(steps).astype(np.float32)
-    scores, n = list(optimizer.scores), len(optimizer.blocks)
-    records = []
+    turn, records = optimizer.turns.first(), []
     for step in range(steps):
-        if step % optimizer.interval == 0:
-            block = optimizer.schedule.pick(step // optimizer.interval, n, optimizer.seed, scores)
         c = float(coeffs[step])
-        optimizer.schedule.observe(scores, block, (c,))
-        records.append(Record(step, block, (c,), 1e-6, (2.0 + 1e-3 * c, 2.0 - 1e-3 * c), 2.0))
+        records.append(Record(step, turn.block, (c,), 1e-6, (2.0 + 1e-3 * c, 2.0 - 1e-3 * c), 2.0))
+        turn = optimizer.turns.after(turn, records[-1])
     return records
 
 

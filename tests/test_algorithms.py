@@ -14,7 +14,8 @@ import torch
 
 import zeroblock as zb
 from toy import Tiny, next_token, snapshot
-from zeroblock.noise import SCHEDULE, Key, normal, uniform
+from zeroblock.noise import SCHEDULE, Draw, Key
+from zeroblock.ops import normal, uniform
 
 STEPS = 60
 SEED = 4
@@ -37,7 +38,7 @@ class Paper:
 
     def sample(self, j: int, s: int) -> list[torch.Tensor]:
         """u ~ N(0, I) of block j after the generator was reset with seed s."""
-        return [normal(Key(SEED, s), start, p.shape).double() for p, start in self.blocks[j - 1]]
+        return [normal(Draw(Key(SEED, s), start), p.shape).double() for p, start in self.blocks[j - 1]]
 
     def perturb_parameters(self, j: int, mu: float, s: int) -> None:  # Algorithm 2
         for (p, _), u in zip(self.blocks[j - 1], self.sample(j, s), strict=True):

@@ -38,7 +38,7 @@ def test_every_weight_is_seen_perturbed(name: str, monkeypatch: pytest.MonkeyPat
     model, loss = build(name)
     before = snapshot(model)
     just_in_time, swapped = zb.mezo(model, 0.0, eps=1e-2), zb.mezo(model, 0.0, eps=1e-2)
-    swapped._opaque = True
+    swapped.weights.opaque = True
     for _ in range(2):
         just_in_time.step(loss)
         swapped.step(loss)

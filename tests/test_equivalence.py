@@ -10,8 +10,9 @@ from torch import nn
 
 import zeroblock as zb
 from toy import DTYPES, Tiny, bits, next_token, same, snapshot
-from zeroblock.noise import Key, normal
-from zeroblock.subspace import Factored
+from zeroblock.basis import Factored
+from zeroblock.noise import Draw, Key
+from zeroblock.ops import normal
 
 
 def trained(build, dtype=torch.float32, steps: int = 25, model=None) -> dict[str, torch.Tensor]:
@@ -97,7 +98,7 @@ def test_block_noise_is_the_restriction_of_dense_noise(dtype: torch.dtype) -> No
     without = moved(frozen="embed", partition=zb.whole)
     for n in start:
         assert torch.equal(bits(without[n]), bits((start if n.startswith("embed") else dense)[n]))
-    flat = normal(Key(9, 0), 0, (sum(p.numel() for p in start.values()),))
+    flat = normal(Draw(Key(9, 0)), (sum(p.numel() for p in start.values()),))
     if dtype == torch.float32:
         total = torch.cat([p.flatten() for p in start.values()])
         want = (total.double() - lr * coeff * flat.double()).float()
@@ -128,7 +129,7 @@ def test_probes_are_averaged() -> None:
     c0, c1 = optimizer.record.coeffs
     assert c0 != c1
     for n, p in model.named_parameters():
-        u0, u1 = (normal(Key(0, 0, k), optimizer.offsets[n], p.shape).double() for k in (0, 1))
+        u0, u1 = (normal(Draw(Key(0, 0, k), optimizer.offsets[n]), p.shape).double() for k in (0, 1))
         torch.testing.assert_close(p.detach(), start[n] - 0.1 * (c0 * u0 + c1 * u1) / 2, rtol=0, atol=1e-12)
 
 
@@ -162,7 +163,7 @@ def test_lozo_as_published_moves_along_another_u_when_v_is_drawn() -> None:
             name, param, basis = next(m for m in optimizer.members if isinstance(m.basis, Factored))
             optimizer.step(next_token(model))
             key, c = Key(0, optimizer.record.step), optimizer.record.coeffs[0]
-            z = normal(key, basis.offset, (basis.shape[0], 1))
+            z = normal(Draw(key, basis.offset), (basis.shape[0], 1))
             step = -1e-3 * c * z @ basis.factor(torch.device("cpu")).T
             out.append(torch.allclose(param.detach() - before[name], step, atol=1e-6, rtol=1e-3))
         return out
@@ -183,7 +184,7 @@ def test_momentum_is_carried_between_low_rank_bases() -> None:
     optimizer.step(next_token(model))
     v, w = old.factor(torch.device("cpu")), new.factor(torch.device("cpu"))
     assert not torch.equal(v, w)
-    z = normal(Key(0, 2), new.offset, (new.shape[0], 2))
+    z = normal(Draw(Key(0, 2), new.offset), (new.shape[0], 2))
     want = 0.5 * (m @ v.T @ w / old.shape[1]) + 0.5 * optimizer.record.coeffs[0] * z
     torch.testing.assert_close(optimizer.state[param]["m"].view_as(want), want, rtol=1e-4, atol=1e-6)
 

@@ -14,9 +14,11 @@ from torch import nn
 import zeroblock as zb
 from toy import Tiny, bits, next_token, same, snapshot
 from zeroblock import fused
+from zeroblock.basis import Factored, Site
 from zeroblock.journal import Header, Journal, Record, read, replay
 from zeroblock.noise import Distribution, Key, Rounding
-from zeroblock.subspace import Factored
+from zeroblock.run import host
+from zeroblock.step import Called
 
 COMPOSITIONS: dict[str, Any] = {
     "lozo": functools.partial(zb.lozo, lr=1e-2, interval=6),
@@ -84,14 +86,13 @@ def test_measuring_changes_neither_weights_nor_what_is_held(name: str, dtype: to
     weights = snapshot(model)
     before = {**weights, **optimizer.state_dict()["held"]}
     storage = {n: p.data for n, p in model.named_parameters()}
-    directions = [optimizer.direction(k) for k in range(optimizer.estimator.probes)]
 
     def objective() -> torch.Tensor:
         assert same(storage, weights)
         return next_token(model)()
 
-    estimate = optimizer.estimator(optimizer._measure(objective), directions)
-    assert len(set(estimate.losses)) == len(estimate.losses)
+    losses = host.measure(optimizer.plan(), Called(objective)).losses.tolist()
+    assert len(set(losses)) == len(losses)
     assert same({**snapshot(model), **optimizer.state_dict()["held"]}, before)
     with pytest.raises(RuntimeError, match="in the middle"):
         optimizer.step(lambda: (_ for _ in ()).throw(RuntimeError("in the middle")))
@@ -110,7 +111,7 @@ def test_a_direction_starts_where_the_steps_have_come_to(estimator: Any, partiti
     records = taken(optimizer, model, 3)
     replay(again, records)
     lagging = float(next_token(model)())
-    with optimizer.direction(0) as direction:
+    with optimizer.plan().directions[0] as direction:
         direction.move(0.0)
         shown = float(next_token(model)())
     assert float(next_token(model)()) == lagging
@@ -200,10 +201,10 @@ def test_what_is_held_is_fp32_whatever_the_default(monkeypatch: pytest.MonkeyPat
 def test_with_nothing_held_copies_are_those_of_steps_that_are_not(rounding: Rounding) -> None:
     """Their rounding is mirrored too: as far to one side of the weights as to the other."""
     weights = Tiny(dtype=torch.bfloat16).layers[0]["up"].weight
-    plain = zb.LowRank(2).basis(weights, Key(3, 0), 8, None, Distribution.NORMAL)
+    plain = zb.LowRank(2).basis(weights, Key(3, 0), Site(8, rounding=rounding))
     holding = dataclasses.replace(plain, held=torch.zeros(weights.shape[0], 2))
     for eps in (1e-2, -1e-2):
-        copies = [basis.perturbed(weights, Key(3, 1), eps, rounding) for basis in (plain, holding)]
+        copies = [basis.perturbed(weights, Key(3, 1), eps) for basis in (plain, holding)]
         assert torch.equal(bits(copies[0]), bits(copies[1]))
 
 
@@ -222,6 +223,10 @@ def test_loading_leaves_no_trace_on_unloading(tmp_path: Path) -> None:
     assert same(snapshot(model), before)
 
 
+def steps_of(visits: dict[int, list[Record]]) -> list[int]:
+    return sorted(record.step for records in visits.values() for record in records)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("start", [0, 2])
 def test_a_fused_replay_takes_whole_folds(start: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +239,7 @@ def test_a_fused_replay_takes_whole_folds(start: int, dtype: torch.dtype, monkey
     optimizer, other = build(model), build(again)
     records = [Record(t, 0, (0.3 * t - 1, 0.2), 1e-2 / (t + 1), (), 1.0) for t in range(20)]
     fresh = build(Tiny(dtype=dtype))
-    order = [fresh.schedule.pick(t // 6, len(fresh.blocks), fresh.seed, fresh.scores) for t in range(20)]
+    order = [fresh.schedule.pick(t // 6, len(fresh.blocks), fresh.seed, list(fresh.scores)) for t in range(20)]
     records = [Record(r.step, order[r.step], r.coeffs, 0.0 if r.step in (1, 7, 16) else r.lr, (), 1.0) for r in records]
     records[13] = Record(13, order[13], (float("nan"),) * 2, 1e-2, (), 1.0)
     with pytest.warns(zb.ZeroBlockWarning):
@@ -242,8 +247,8 @@ def test_a_fused_replay_takes_whole_folds(start: int, dtype: torch.dtype, monkey
         replay(other, records[:start])
         advance, parts = fused.advance, []
         monkeypatch.setattr(fused, "serves", lambda optimizer: True)
-        monkeypatch.setattr(fused, "MOST", 1 if start else fused.MOST)  # as many launches as folds
-        monkeypatch.setattr(fused, "advance", lambda *a: (parts.append([r.step for r in a[1]]), advance(*a)))
+        monkeypatch.setattr(fused, "MAX_FOLDS", 1 if start else fused.MAX_FOLDS)  # as many launches as folds
+        monkeypatch.setattr(fused, "advance", lambda *a: (parts.append(steps_of(a[1])), advance(*a)))
         replay(other, records[start:])
     assert parts == [[*range(3 if start else 0, 12)], [15, 16, 17]]
     assert same(snapshot(again), snapshot(model))

@@ -9,6 +9,8 @@ import zeroblock as zb
 from toy import DTYPES, Tiny, next_token, same, snapshot
 from zeroblock.method import METHODS
 from zeroblock.rule import SGD
+from zeroblock.run import host
+from zeroblock.step import Called
 
 pytestmark = pytest.mark.gpu
 EXACT = [name for name, build in METHODS.items() if isinstance(build(Tiny()).rule, SGD)]
@@ -56,6 +58,6 @@ def test_extra_memory_on_the_gpu(name: str) -> None:
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    optimizer.estimator(optimizer._measure(loss), [optimizer.direction(0)])
+    host.measure(optimizer.plan(), Called(loss))
     layer = 2048 * 2048 * 2
     assert torch.cuda.max_memory_allocated() - before < 1.3 * layer

@@ -13,6 +13,8 @@ import zeroblock as zb
 from toy import DTYPES, Tiny, bits, distance, next_token, peak_bytes, same, snapshot
 from zeroblock.method import CITATIONS, METHODS, describe, get
 from zeroblock.rule import SGD
+from zeroblock.run import host
+from zeroblock.step import Called
 
 every_method = pytest.mark.parametrize("name", METHODS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -54,9 +56,9 @@ def test_measuring_leaves_the_weights_alone(name: str, dtype: torch.dtype) -> No
         seen.append(float(loss()))
         return seen[-1]
 
-    estimate = optimizer.estimator(optimizer._measure(objective), [optimizer.direction(k) for k in range(2)])
+    estimate = host.measure(optimizer.plan(), Called(objective))
     assert len(set(seen)) > 1, "the objective saw no perturbation"
-    assert estimate.losses == tuple(seen)
+    assert estimate.losses.tolist() == seen
     assert same(snapshot(model), before)
     assert where == {n: p.data_ptr() for n, p in model.named_parameters()}
 
@@ -197,8 +199,8 @@ def test_the_estimate_is_unbiased(name: str) -> None:
         got, want = [], []
         for n in block.params:
             expected = slope[n] * (rank if start[n].dim() > 1 else 1)
-            if optimizer.thresholds[n] is not None:
-                expected = expected * (start[n].abs() <= optimizer.thresholds[n])
+            if optimizer.weights.initial[n] is not None:
+                expected = expected * (start[n].abs() <= optimizer.weights.initial[n])
             got.append((total[n] / visits[n]).flatten())
             want.append(expected.flatten())
         g, w = torch.cat(got), torch.cat(want)
@@ -226,16 +228,15 @@ def test_extra_memory_is_bounded(name: str) -> None:
         optimizer.step(loss)
     layer = 256 * 257 * 4
     activations = 64 * 1024
-    measure = [optimizer.direction(0)]
     with torch.no_grad():
-        assert peak_bytes(lambda: optimizer.estimator(optimizer._measure(loss), measure)) < layer + activations
+        assert peak_bytes(lambda: host.measure(optimizer.plan(), Called(loss))) < layer + activations
 
 
 def test_subtraction_needs_no_copy() -> None:
     model = nn.Module()
     model.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(2))
     optimizer = zb.mezo(model, restore="subtract")
-    run = lambda: optimizer.estimator(optimizer._measure(lambda: 0.0), [optimizer.direction(0)])  # noqa: E731
+    run = lambda: host.measure(optimizer.plan(), Called(lambda: 0.0))  # noqa: E731
     run()
     assert peak_bytes(run) < 1024
 

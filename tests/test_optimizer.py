@@ -20,9 +20,9 @@ from torch import nn
 
 import zeroblock as zb
 from toy import Tiny, distance, next_token, same, snapshot
-from zeroblock.direction import visit
+from zeroblock.basis import Elementwise
 from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
-from zeroblock.subspace import Elementwise
+from zeroblock.step import Objective
 
 
 def test_the_closure_runs_in_evaluation_mode_without_gradient() -> None:
@@ -380,8 +380,10 @@ def test_quadratic_in_fp64_converges_far() -> None:
     assert float(loss().detach()) < 1e-2 * before
 
 
-class Submitting:
-    """Stands for an objective of a GPU: most steps are submitted and end later, every fourth is not captured."""
+class Submitting(Objective):
+    """Stands for an objective of a GPU: most steps are submitted and end later, every fourth is not."""
+
+    submits = True
 
     def __init__(self, objective) -> None:
         self.objective = objective
@@ -389,17 +391,8 @@ class Submitting:
     def __call__(self):
         return self.objective()
 
-    def submit(self, optimizer: zb.ZeroOrder):
-        if optimizer.steps % 4 == 3:
-            return None
-        points = optimizer.estimator.points([optimizer.direction(0)])
-        losses = torch.tensor(visit(points, lambda: float(self.objective())), dtype=torch.float64)
-        coeffs = optimizer.estimator.coeffs(losses)
-        if isinstance(optimizer.rule, zb.SGD):
-            optimizer._move(coeffs.tolist(), 1e-2)
-        else:
-            optimizer.move(coeffs, torch.tensor([1e-2], dtype=torch.float64), torch.tensor([1]))
-        return torch.cat([optimizer.estimator.loss(losses)[None], losses, coeffs.double()])
+    def submit(self, points):
+        return None if points[0].direction.key.step % 4 == 3 else self.measure(points)
 
 
 @pytest.mark.parametrize("name", ["mezo_bcd", "mezo_bcd_adam", "mezo_bcd_adaptive"])
@@ -426,8 +419,8 @@ def test_captured_and_other_steps_may_take_turns(name: str, interval: int, late:
 
 
 class Hopeless(Submitting):
-    def submit(self, optimizer: zb.ZeroOrder) -> torch.Tensor:
-        return torch.full((4,), math.nan, dtype=torch.float64)
+    def submit(self, points) -> torch.Tensor:
+        return torch.full((2,), math.nan, dtype=torch.float64)
 
 
 @pytest.mark.filterwarnings("ignore::zeroblock.ZeroBlockWarning")
@@ -446,11 +439,9 @@ class Now(Submitting):
 
     bad: tuple[int, ...] = ()
 
-    def submit(self, optimizer: zb.ZeroOrder) -> torch.Tensor:
-        if optimizer.steps in self.bad:
-            return torch.full((4,), math.nan, dtype=torch.float64)
-        optimizer._move((1.0,), 1e-2)
-        return torch.ones(4, dtype=torch.float64)
+    def submit(self, points) -> torch.Tensor:
+        bad = points[0].direction.key.step in self.bad
+        return torch.tensor([math.nan if bad else 1.0, 0.998], dtype=torch.float64)
 
 
 def test_ctrl_c_while_waiting_loses_no_record(late: type) -> None:
@@ -479,7 +470,7 @@ def test_a_good_step_does_not_hide_the_bad_ones_before_it(
     optimizer.listener = heard.append
     objective = Now(next_token(model))
     objective.bad = (*bad, 9)
-    monkeypatch.setattr("zeroblock.optimizer.LAG", 1e9)  # all are under way at a time
+    monkeypatch.setattr("zeroblock.run.queue.MAX_LAG_MS", 1e9)  # all are under way at a time
     for _ in range(11):
         optimizer.step(objective)
     assert not heard

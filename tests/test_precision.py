@@ -82,7 +82,7 @@ def test_a_perturbation_below_the_grid_is_still_measured(dtype: torch.dtype) -> 
         total = torch.zeros(4000)
         for step in range(300):
             optimizer.step(lambda: (model.w.float() * slope).sum())
-            total += optimizer.record.coeffs[0] * zb.normal(zb.Key(0, step), 0, (4000,))
+            total += optimizer.record.coeffs[0] * zb.normal(zb.Draw(zb.Key(0, step)), (4000,))
         return float(nn.functional.cosine_similarity(total, slope, dim=0))
 
     # 300 exact directions in 4,000 dimensions reach √(300/4300); rounding multiplies the variance of c by E|u|·unit/eps

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .block import Block, layers, linears, whole
     from .engine import Engine
     from .errors import ZeroBlockError, ZeroBlockWarning
-    from .estimator import Estimate, OneSided, Replay, TwoSided
+    from .estimator import OneSided, Replay, TwoSided
     from .journal import load, unload
     from .method import (
         METHODS,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         zo_momentum,
         zo_sign,
     )
-    from .noise import Distribution, Key, Rounding, normal
-    from .ops import add_noise_, perturb, perturb_pair
+    from .noise import Distribution, Draw, Key, RandomMask, Rounding, SmallMask
+    from .ops import add_noise_, normal, perturb, perturb_pair
     from .optimizer import ZeroOrder
     from .record import Record
     from .rerun import replay
@@ -45,12 +45,12 @@ _MODULES = {
     "block": "Block layers linears whole",
     "engine": "Engine",
     "errors": "ZeroBlockError ZeroBlockWarning",
-    "estimator": "Estimate OneSided Replay TwoSided",
+    "estimator": "OneSided Replay TwoSided",
     "journal": "load unload",
     "method": "METHODS lozo lozo_m mezo mezo_adam mezo_bcd mezo_bcd_adam mezo_bcd_adaptive sparse_mezo "
     "zo_momentum zo_sign",
-    "noise": "Distribution Key Rounding normal",
-    "ops": "add_noise_ perturb perturb_pair",
+    "noise": "Distribution Draw Key RandomMask Rounding SmallMask",
+    "ops": "add_noise_ normal perturb perturb_pair",
     "optimizer": "ZeroOrder",
     "record": "Record",
     "rerun": "replay",

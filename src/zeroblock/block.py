@@ -1,8 +1,8 @@
 """Partitions: how the weights of a model are cut into blocks.
 
 A partition lists exact parameter names, never substrings.  Every trainable
-parameter is in exactly one block, tied weights are counted once, frozen ones
-nowhere, and blocks are ordered from input to output.
+parameter is in exactly one block, tied weights are counted once, frozen weights
+belong to no block, and blocks are ordered from input to output.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import nn
 
 from .errors import ZeroBlockError, unknown
-
-OUTPUT_SIDE = re.compile(r"(^|\.)(final\w*|project_out|ln_f|lm_head|score|classifier|pooler)(\.|$)")
-"""Modules that some models register before their layers but run after them (OPT: final_layer_norm)."""
+from .family import is_output_side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +53,7 @@ def layers(model: nn.Module, k: int = 1) -> tuple[Block, ...]:
 
     Args:
         model: any module with a ``ModuleList`` of layers: decoder, encoder, both, or wrapped by PEFT.
-        k: layers a block; a last, shorter block takes what remains.
+        k: layers per block; a last, shorter block takes what remains.
     """
     if k < 1:
         raise ZeroBlockError(f"layers(k={k}): a block holds at least one layer")
@@ -136,18 +134,18 @@ def by_name(text: str) -> Partition:
     if name != "layers":
         raise ZeroBlockError(f"partition {text!r}: only layers takes a number, as in layers:2")
     if not k.isdigit() or int(k) < 1:
-        raise ZeroBlockError(f"partition {text!r}: the number is of layers a block, from 1 on, as in layers:2")
+        raise ZeroBlockError(f"partition {text!r}: the number counts layers per block, from 1 on, as in layers:2")
     return functools.partial(layers, k=int(k))
 
 
 def stacks(model: nn.Module) -> list[str]:
     """Paths of the lists of layers; lists inside a layer (experts, say) are the layer's own."""
-    found: list[str] = []
+    paths: list[str] = []
     for path, module in model.named_modules():
-        inside = any(path.startswith(_dotted(stack)) for stack in found)
+        inside = any(path.startswith(_dotted(stack)) for stack in paths)
         if isinstance(module, nn.ModuleList) and len(module) and not inside:
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 Named = tuple[str, tuple[str, ...]]
@@ -172,10 +170,10 @@ def _by_owner(names: Iterable[str]) -> list[tuple[str, list[str]]]:
 
 def _anatomy(model: nn.Module) -> tuple[list[Named], list[list[Named]], list[Named]]:
     """Modules before the layers, stacks of layers, modules after them; empty ones left out."""
-    found = stacks(model)
+    paths = stacks(model)
     names = _trainable(model)
-    layer_of = re.compile("|".join(rf"^{re.escape(_dotted(stack))}\d+(?=\.)" for stack in found) or r"(?!)")
-    if not found:
+    layer_of = re.compile("|".join(rf"^{re.escape(_dotted(stack))}\d+(?=\.)" for stack in paths) or r"(?!)")
+    if not paths:
         raise ZeroBlockError(
             f"{type(model).__name__} has no nn.ModuleList of layers; use partition=whole, "
             "or give the blocks as lists of parameter names"
@@ -186,10 +184,10 @@ def _anatomy(model: nn.Module) -> tuple[list[Named], list[list[Named]], list[Nam
     first = where[inner[0]] if inner else len(everything)
     sides: tuple[list[Named], list[Named]] = ([], [])
     for owner, group in _by_owner([name for name in names if not layer_of.match(name)]):
-        after = where[group[0]] > first or bool(OUTPUT_SIDE.search(owner))
+        after = where[group[0]] > first or is_output_side(owner)
         sides[after].append((owner, tuple(group)))
     cut: list[list[Named]] = []
-    for stack in found:
+    for stack in paths:
         members: dict[str, list[str]] = {}
         for name in names:
             match = layer_of.match(name)

@@ -2,68 +2,44 @@
 
 MeZO adds εu to every weight, subtracts it twice and adds it again; in 16 bits
 the weights do not come back.  Here θ is never written while measuring: the
-perturbed weights are copies, and only what is being evaluated has one.
+perturbed weights are copies, and only the part being evaluated has one.
 """
 
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import itertools
-import signal
 import sys
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from .basis import Basis
 from .errors import ZeroBlockError
-from .noise import Key, Rounding
-from .subspace import Basis, Factored
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the end, so that a step is taken whole or not at all."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield  # no Python handler would run here
-        return
-    waiting: list[tuple[int, Any]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if waiting:
-            handler(*waiting[0])
+from .interrupt import uninterrupted
+from .noise import Key
 
 
 class Member(NamedTuple):
-    """An active tensor and its basis."""
+    """A tensor of the active block and its basis in this turn."""
 
     name: str
     param: Tensor
     basis: Basis
 
-    @property
-    def holds(self) -> bool:
-        """Whether the basis holds steps, so that the tensor need not be θ itself."""
-        return isinstance(self.basis, Factored) and self.basis.held is not None
-
-    def at(self, param: Tensor, key: Key, scale: float, rounding: Rounding) -> Tensor:
-        """The tensor at θ + scale·Pz: a copy, or ``param`` where it is there already."""
-        return self.basis.perturbed(param, key, scale, rounding) if scale or self.holds else param
+    def perturbed(self, param: Tensor, key: Key, scale: float) -> Tensor:
+        """The tensor at θ + scale·Pz: a copy, or ``param`` itself where that is the point already."""
+        return self.basis.perturbed(param, key, scale) if scale or self.basis.behind else param
 
 
 @dataclasses.dataclass(eq=False)
 class Direction(abc.ABC):
-    """The line θ + s·Pz.  ``move(s)`` makes reads of the weights see that point; leaving the context undoes it.
+    """The line θ + s·Pz.  ``move(s)`` makes every read of the weights see that point; leaving the context undoes it.
 
     ::
 
@@ -75,14 +51,12 @@ class Direction(abc.ABC):
 
     Args:
         key: address of z.
-        members: the active tensors.
-        rounding: of 16-bit copies.
-        paired: whether copies on both sides of θ may exist at a time, where that is faster.
+        members: the tensors of the active block.
+        paired: whether copies on both sides of θ may exist at the same time, where that is faster.
     """
 
     key: Key
     members: Sequence[Member]
-    rounding: Rounding
     paired: bool = True
 
     @abc.abstractmethod
@@ -98,7 +72,7 @@ class Direction(abc.ABC):
 
 
 class Point(NamedTuple):
-    """θ + scale·Pz of a direction."""
+    """The point θ + scale·Pz of a direction."""
 
     direction: Direction
     scale: float
@@ -116,7 +90,7 @@ def visit(points: Sequence[Point], evaluate: Callable[[], Any]) -> list[Any]:
 
 
 class Swapped(Direction):
-    """Each active tensor points to a perturbed copy: a block's worth of memory, nothing in the way of the forward."""
+    """Every active tensor points to a perturbed copy: one block of extra memory, no overhead in the forward pass."""
 
     def __enter__(self) -> Self:
         self.originals = [member.param.data for member in self.members]
@@ -125,30 +99,31 @@ class Swapped(Direction):
     def move(self, scale: float) -> None:
         for member, original in zip(self.members, self.originals, strict=True):
             member.param.data = original  # drops the previous copy before the next one is made
-            member.param.data = member.at(original, self.key, scale, self.rounding)
+            member.param.data = member.perturbed(original, self.key, scale)
 
     def __exit__(self, *exception: object) -> None:
-        for member, original in zip(self.members, self.originals, strict=True):
-            member.param.data = original
+        with uninterrupted():
+            for member, original in zip(self.members, self.originals, strict=True):
+                member.param.data = original
 
 
 class JustInTime(Direction):
-    """An active tensor is perturbed when a torch function reads it: memory for the largest layer at most.
+    """An active tensor is perturbed when a torch function reads it: extra memory for the largest layer at most.
 
     Args:
-        budget: bytes of copies kept, oldest dropped first; the copy in use may exceed it.
+        budget: bytes of copies to keep, the oldest dropped first; the copy in use may exceed it.
     """
 
-    def __init__(self, key: Key, members: Sequence[Member], rounding: Rounding, paired: bool, budget: int) -> None:
-        super().__init__(key, members, rounding, paired)
+    def __init__(self, key: Key, members: Sequence[Member], paired: bool, budget: int) -> None:
+        super().__init__(key, members, paired)
         self.scale = 0.0
         self.mode = _Substitute(self._perturbed, {id(m.param): m for m in members}, budget)
 
     def _perturbed(self, member: Member) -> Tensor:
-        return member.at(member.param, self.key, self.scale, self.rounding)
+        return member.perturbed(member.param, self.key, self.scale)
 
     def __enter__(self) -> Self:
-        # compiled code would not ask the mode; importing the compiler takes a second, so only where it is in use
+        # Compiled code would bypass the mode.  Importing the compiler takes a second, so only where it is in use.
         self.stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else None
         if self.stance is not None:
             self.stance.__enter__()
@@ -157,17 +132,17 @@ class JustInTime(Direction):
 
     def move(self, scale: float) -> None:
         self._leave()
-        self.scale, self.mode.active = scale, scale != 0 or any(member.holds for member in self.members)
+        self.scale, self.mode.active = scale, scale != 0 or any(member.basis.behind for member in self.members)
 
     def _leave(self) -> None:
-        """Away from where it stands; complains if nobody looked."""
+        """Leave the current point, and complain if the objective never read the weights there."""
         unread = self.scale and self.mode.active and self.mode.called and not self.mode.read
         self._rest()
         if unread:
             raise ZeroBlockError(
                 "the objective read none of the model's weights where they could be perturbed: it runs a traced or "
-                "scripted copy of the model, or runs it in another thread; give restore='subtract', which moves the "
-                "weights themselves, or a method of blocks"
+                "scripted copy of the model, or runs it in another thread; use restore='subtract', which moves the "
+                "weights themselves, or a block method"
             )
 
     def _rest(self) -> None:
@@ -178,9 +153,10 @@ class JustInTime(Direction):
         try:
             self._leave() if exception[0] is None else self._rest()
         finally:
-            self.mode.__exit__(*exception)
-            if self.stance is not None:
-                self.stance.__exit__(*exception)
+            with uninterrupted():
+                self.mode.__exit__(*exception)
+                if self.stance is not None:
+                    self.stance.__exit__(*exception)
 
 
 class Subtracted(Direction):
@@ -189,13 +165,13 @@ class Subtracted(Direction):
     No extra memory, but 16-bit weights do not return to where they were.
     """
 
-    at = 0.0
+    position = 0.0
 
     def move(self, scale: float) -> None:
-        with uninterrupted():  # half a walk could not be taken back
+        with uninterrupted():  # half a walk could not be undone
             for _, param, basis in self.members:
-                basis.add_(param, self.key, (scale - self.at,), 1.0, self.rounding)
-            self.at = scale
+                basis.add_(param, self.key, (scale - self.position,), 1.0)
+            self.position = scale
 
     def __exit__(self, *exception: object) -> None:
         self.move(0.0)
@@ -208,20 +184,20 @@ def _metadata() -> set[Any]:
         "size dim numel nelement stride element_size is_contiguous is_floating_point is_complex storage_offset "
         "get_device is_shared __len__ __hash__ ndimension"
     )
-    found = set()
+    functions = set()
     for name in names.split():
         attribute = getattr(torch.Tensor, name, None)
         if attribute is not None:
-            found.add(attribute if callable(attribute) else attribute.__get__)
-    return found
+            functions.add(attribute if callable(attribute) else attribute.__get__)
+    return functions
 
 
 METADATA = _metadata()
-"""Functions that ask what a tensor is, not what is in it."""
+"""Functions that ask for a tensor's properties and never read its values."""
 
 
 class _Substitute(TorchFunctionMode):
-    """Hands every torch function a perturbed copy in place of an active tensor."""
+    """Passes every torch function a perturbed copy in place of an active tensor."""
 
     def __init__(self, make: Callable[[Member], Tensor], members: dict[int, Member], budget: int) -> None:
         super().__init__()
@@ -250,12 +226,12 @@ class _Substitute(TorchFunctionMode):
 
     def _copy(self, member: Member) -> Tensor:
         self.read = True
-        found = self.copies.get(id(member.param))
-        if found is None:
-            room = self.budget - member.param.nbytes
-            while self.copies and sum(c.nbytes for c in self.copies.values()) > room:
+        copy = self.copies.get(id(member.param))
+        if copy is None:
+            free = self.budget - member.param.nbytes
+            while self.copies and sum(c.nbytes for c in self.copies.values()) > free:
                 self.copies.popitem(last=False)
-            found = self.make(member)
-            if room >= 0:
-                self.copies[id(member.param)] = found
-        return found
+            copy = self.make(member)
+            if free >= 0:
+                self.copies[id(member.param)] = copy
+        return copy

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterable
+from typing import Any
 
 
 class ZeroBlockError(Exception):
@@ -24,3 +26,31 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ZeroBlockError:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose from: {', '.join(known)}"
     return ZeroBlockError(f"unknown {kind} {name!r}; {hint}")
+
+
+class Renamed:
+    """An attribute under its old name, for one release: reads the new one and warns.
+
+    >>> class Engine:
+    ...     reason = "it is compiled"
+    ...     why = Renamed("reason")
+    """
+
+    def __init__(self, new: str) -> None:
+        self.new = new
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.old = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        if instance is None:
+            return self
+        warn_renamed(f"{owner.__name__}.{self.old}", f"{owner.__name__}.{self.new}", stacklevel=3)
+        return getattr(instance, self.new)
+
+
+def warn_renamed(old: str, new: str, stacklevel: int = 2) -> None:
+    """Say that a name is deprecated, and which one replaces it."""
+    warnings.warn(
+        f"{old} is deprecated and will go in the next release: use {new}", ZeroBlockWarning, stacklevel=stacklevel + 1
+    )

@@ -1,9 +1,12 @@
-"""Estimators: one scalar a direction, from forward passes.
+"""Estimators: one coefficient per direction, from forward passes.
 
     two-sided   c = (L(θ + εPz) - L(θ - εPz)) / 2ε
     one-sided   c = (L(θ + εPz) - L(θ)) / ε
 
-Coefficients are rounded to fp32, so that four bytes of a journal replay a step.
+An estimator says at which points to measure and how the losses there become
+coefficients.  It never calls the objective itself, so the same estimator runs on
+the host, on a stream and in a captured graph.  Coefficients are rounded to fp32,
+so that four bytes of a journal replay a step.
 """
 
 from __future__ import annotations
@@ -11,59 +14,65 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from .direction import Direction, Point
 from .errors import ZeroBlockError
 from .record import Record
+from .registry import Registry
 
-Measure = Callable[[Sequence[Point]], Sequence[float]]
-"""The loss at each point; θ is the same, bit for bit, on return."""
-
-
-def clipped(coeffs: Sequence[float], limit: float | None) -> tuple[float, ...]:
-    """What steps and schedules take measured coefficients for: within ±limit, if there is one."""
-    return tuple(coeffs if limit is None else (max(-limit, min(limit, c)) for c in coeffs))
+ESTIMATORS = Registry("estimator")
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """What a step measured.
+class Estimator(abc.ABC):
+    """Chooses the points of a step and turns their losses into coefficients.
 
-    Args:
-        loss: of the step, for people to read.
-        coeffs: one a probe, on the fp32 grid.
-        losses: every loss measured, in order.
+    The arithmetic must be torch's, on whatever device the losses are: on a GPU it is part of
+    the submitted step, and the host never sees the numbers in between.
     """
 
-    loss: float
-    coeffs: tuple[float, ...]
-    losses: tuple[float, ...]
-
     @property
-    def finite(self) -> bool:
-        """Whether a step can be taken on it."""
-        return all(map(math.isfinite, self.coeffs))
-
-
-class Estimator(Protocol):
-    """Says at which points to measure, and what the losses there amount to."""
-
-    @property
+    @abc.abstractmethod
     def probes(self) -> int:
-        """Directions a step."""
-        ...
+        """Directions per step; each gets one coefficient."""
 
-    def __call__(self, measure: Measure, directions: Sequence[Direction]) -> Estimate: ...
+    @abc.abstractmethod
+    def points(self, directions: Sequence[Direction]) -> list[Point]:
+        """Where to measure, given the directions of the probes."""
+
+    @abc.abstractmethod
+    def coeffs(self, losses: Tensor) -> Tensor:
+        """(points,) losses in fp64 → (probes,) coefficients in fp32."""
+
+    @abc.abstractmethod
+    def loss(self, losses: Tensor) -> Tensor:
+        """(points,) losses in fp64 → the scalar that people read."""
+
+    def recall(self, step: int) -> Record | None:
+        """The record of a step that was measured before; None, the default, asks for a measurement."""
+        return None
+
+    @property
+    def centred(self) -> bool:
+        """Whether a record needs one more number per probe, its centre, to rebuild the losses."""
+        return False
+
+    def losses_of(self, loss: float, coeffs: Sequence[float], centres: Sequence[float]) -> tuple[float, ...]:
+        """The losses that a record stands for; () where they cannot be told from it.
+
+        Args:
+            loss: the one people read.
+            coeffs: (probes,).
+            centres: (probes,) how far the mean of each probe's losses lies from ``loss``; zeros unless ``centred``.
+        """
+        return ()
 
 
 @dataclasses.dataclass(frozen=True)
-class Finite(abc.ABC):
-    """Finite differences: points to measure at, and arithmetic on the losses there, on whatever device they are."""
+class FiniteDifference(Estimator):
+    """Differences of losses at a distance ``eps`` along ``probes`` directions."""
 
     eps: float = 1e-3
     probes: int = 1
@@ -74,30 +83,15 @@ class Finite(abc.ABC):
         if self.probes < 1:
             raise ZeroBlockError(f"probes must be at least 1, got {self.probes}")
 
-    @abc.abstractmethod
-    def points(self, directions: Sequence[Direction]) -> list[Point]:
-        """Where to measure."""
 
-    @abc.abstractmethod
-    def coeffs(self, losses: Tensor) -> Tensor:
-        """(points,) in fp64 → (probes,) in fp32."""
-
-    @abc.abstractmethod
-    def loss(self, losses: Tensor) -> Tensor:
-        """The one people read."""
-
-    def __call__(self, measure: Measure, directions: Sequence[Direction]) -> Estimate:
-        losses = torch.tensor(measure(self.points(directions)), dtype=torch.float64)
-        return Estimate(float(self.loss(losses)), tuple(self.coeffs(losses).tolist()), tuple(losses.tolist()))
-
-
+@ESTIMATORS.register
 @dataclasses.dataclass(frozen=True)
-class TwoSided(Finite):
-    """Central differences along ``probes`` directions: 2·probes evaluations.
+class TwoSided(FiniteDifference):
+    """Central differences along ``probes`` directions: 2·probes evaluations per step.
 
     Args:
         eps: distance of the two points from θ.
-        probes: directions; the step is the mean over them.
+        probes: number of directions; the step is the mean over them.
     """
 
     def points(self, directions: Sequence[Direction]) -> list[Point]:
@@ -109,10 +103,24 @@ class TwoSided(Finite):
     def loss(self, losses: Tensor) -> Tensor:
         return losses.mean()
 
+    @property
+    def centred(self) -> bool:
+        return self.probes > 1
 
+    def losses_of(self, loss: float, coeffs: Sequence[float], centres: Sequence[float]) -> tuple[float, ...]:
+        pairs = zip(coeffs, centres, strict=True)
+        return tuple(loss + centre + sign * self.eps * c for c, centre in pairs for sign in (1, -1))
+
+
+@ESTIMATORS.register
 @dataclasses.dataclass(frozen=True)
-class OneSided(Finite):
-    """Forward differences that share one evaluation at θ: 1 + probes evaluations."""
+class OneSided(FiniteDifference):
+    """Forward differences that share one evaluation at θ: 1 + probes evaluations per step.
+
+    Args:
+        eps: distance of the points from θ.
+        probes: number of directions; the step is the mean over them.
+    """
 
     def points(self, directions: Sequence[Direction]) -> list[Point]:
         return [Point(directions[0], 0.0), *(Point(direction, self.eps) for direction in directions)]
@@ -123,21 +131,37 @@ class OneSided(Finite):
     def loss(self, losses: Tensor) -> Tensor:
         return losses[0]
 
+    def losses_of(self, loss: float, coeffs: Sequence[float], centres: Sequence[float]) -> tuple[float, ...]:
+        return (loss, *(loss + self.eps * c for c in coeffs))
+
 
 @dataclasses.dataclass(frozen=True)
-class Replay:
-    """Measures nothing: takes the coefficients that another run recorded."""
+class Replay(Estimator):
+    """Measures nothing: takes the coefficients that another run recorded.
+
+    Args:
+        records: of consecutive steps.
+        measured: the estimator of that run, whose points a run that walks in place visits again.
+    """
 
     records: Sequence[Record]
+    measured: Estimator | None = None
 
     @property
     def probes(self) -> int:
         return len(self.records[0].coeffs)
 
-    def __call__(self, measure: Measure, directions: Sequence[Direction]) -> Estimate:
-        step = directions[0].key.step
-        at = step - self.records[0].step
-        if not 0 <= at < len(self.records) or self.records[at].step != step:
+    def points(self, directions: Sequence[Direction]) -> list[Point]:
+        return [] if self.measured is None else self.measured.points(directions)
+
+    def coeffs(self, losses: Tensor) -> Tensor:
+        return losses[:0].float()
+
+    def loss(self, losses: Tensor) -> Tensor:
+        return losses.new_tensor(math.nan)
+
+    def recall(self, step: int) -> Record:
+        index = step - self.records[0].step
+        if not 0 <= index < len(self.records) or self.records[index].step != step:
             raise ZeroBlockError(f"the journal has no record of step {step}")
-        record = self.records[at]
-        return Estimate(record.loss, record.coeffs, record.losses)
+        return self.records[index]

@@ -13,13 +13,16 @@ from typing import Any
 from torch import nn
 
 from .block import Partition, layers, whole
-from .errors import unknown
-from .estimator import TwoSided
+from .errors import ZeroBlockError, unknown
+from .estimator import Estimator, TwoSided
 from .noise import Rounding
 from .optimizer import ZeroOrder
 from .rule import Adam, Momentum, Sign
 from .schedule import Adaptive, Ascending, Schedule, Shuffled
 from .subspace import LowRank, Sparse
+
+EPS = 1e-3
+"""Distance of the points from θ in every paper of the table."""
 
 Method = Callable[..., ZeroOrder]
 METHODS: dict[str, Method] = {}
@@ -48,9 +51,10 @@ def method(citation: str) -> Callable[[Method], Method]:
 def mezo(
     model: nn.Module,
     lr: float = 1e-6,
-    eps: float = 1e-3,
+    eps: float = EPS,
     *,
     probes: int = 1,
+    estimator: Estimator | None = None,
     as_published: bool = False,
     **options: Any,
 ) -> ZeroOrder:
@@ -60,39 +64,39 @@ def mezo(
     """
     if as_published:
         options = {"restore": "subtract", "rounding": Rounding.NEAREST, **options}
-    return ZeroOrder(model, lr, partition=whole, estimator=TwoSided(eps, probes), **options)
+    return ZeroOrder(model, lr, partition=whole, estimator=_measured(estimator, eps, probes), **options)
 
 
 @method(MEZO)
 def mezo_adam(
-    model: nn.Module, lr: float = 1e-5, eps: float = 1e-3, *, probes: int = 1, rule: Adam | None = None, **options: Any
+    model: nn.Module, lr: float = 1e-5, eps: float = EPS, *, rule: Adam | None = None, **options: Any
 ) -> ZeroOrder:
-    """MeZO with Adam's moments of every weight, kept: eight bytes a weight."""
-    rule = rule or Adam(reset=False)
-    return ZeroOrder(model, lr, partition=whole, estimator=TwoSided(eps, probes), rule=rule, **options)
+    """MeZO with Adam's moments of every weight, kept: eight bytes per weight."""
+    return mezo(model, lr, eps, rule=rule or Adam(reset=False), **options)
 
 
 @method(BCD)
 def mezo_bcd(
     model: nn.Module,
     lr: float = 1e-5,
-    eps: float = 1e-3,
+    eps: float = EPS,
     *,
     probes: int = 1,
     partition: Partition = layers,
     schedule: Schedule | None = None,
+    estimator: Estimator | None = None,
     **options: Any,
 ) -> ZeroOrder:
-    """Perturb and move one block a step, each block once a cycle in random order."""
-    schedule = schedule or Shuffled()
-    return ZeroOrder(model, lr, partition=partition, schedule=schedule, estimator=TwoSided(eps, probes), **options)
+    """Perturb and move one block per step, each block once per cycle in random order."""
+    schedule, estimator = schedule or Shuffled(), _measured(estimator, eps, probes)
+    return ZeroOrder(model, lr, partition=partition, schedule=schedule, estimator=estimator, **options)
 
 
 @method(BCD)
 def mezo_bcd_adaptive(
     model: nn.Module,
     lr: float = 5e-6,
-    eps: float = 1e-3,
+    eps: float = EPS,
     *,
     probes: int = 1,
     partition: Partition = layers,
@@ -112,7 +116,7 @@ def mezo_bcd_adaptive(
 def mezo_bcd_adam(
     model: nn.Module,
     lr: float = 5e-5,
-    eps: float = 1e-3,
+    eps: float = EPS,
     *,
     interval: int = 50,
     rule: Adam | None = None,
@@ -126,7 +130,7 @@ def mezo_bcd_adam(
 def lozo(
     model: nn.Module,
     lr: float = 1e-6,
-    eps: float = 1e-3,
+    eps: float = EPS,
     *,
     rank: int = 2,
     interval: int = 50,
@@ -141,14 +145,14 @@ def lozo(
 
 
 @method(LOZO)
-def lozo_m(model: nn.Module, lr: float = 1e-6, eps: float = 1e-3, *, beta: float = 0.9, **options: Any) -> ZeroOrder:
+def lozo_m(model: nn.Module, lr: float = 1e-6, eps: float = EPS, *, beta: float = 0.9, **options: Any) -> ZeroOrder:
     """LOZO with momentum of m×r coordinates, carried from one V to the next."""
     return lozo(model, lr, eps, rule=Momentum(beta), **options)
 
 
 @method(SPARSE)
 def sparse_mezo(
-    model: nn.Module, lr: float = 2e-7, eps: float = 1e-3, *, keep: float = 0.75, **options: Any
+    model: nn.Module, lr: float = 2e-7, eps: float = EPS, *, keep: float = 0.75, **options: Any
 ) -> ZeroOrder:
     """MeZO on the weights of small magnitude: ``keep`` is the percentile that SparseMeZO calls its sparsity."""
     return mezo(model, lr, eps, subspace=Sparse(keep), **options)
@@ -156,7 +160,7 @@ def sparse_mezo(
 
 @method(SIGN)
 def zo_sign(
-    model: nn.Module, lr: float = 1e-6, eps: float = 1e-3, *, partition: Partition = whole, **options: Any
+    model: nn.Module, lr: float = 1e-6, eps: float = EPS, *, partition: Partition = whole, **options: Any
 ) -> ZeroOrder:
     """Move every active coordinate by lr, against the sign of its estimate."""
     return mezo_bcd(model, lr, eps, partition=partition, rule=Sign(), **options)
@@ -166,7 +170,7 @@ def zo_sign(
 def zo_momentum(
     model: nn.Module,
     lr: float = 1e-6,
-    eps: float = 1e-3,
+    eps: float = EPS,
     *,
     beta: float = 0.9,
     partition: Partition = whole,
@@ -174,6 +178,15 @@ def zo_momentum(
 ) -> ZeroOrder:
     """Heavy-ball momentum of the estimates."""
     return mezo_bcd(model, lr, eps, partition=partition, rule=Momentum(beta), **options)
+
+
+def _measured(estimator: Estimator | None, eps: float, probes: int) -> Estimator:
+    """The estimator that was given, or central differences; one that is given brings its own eps and probes."""
+    if estimator is None:
+        return TwoSided(eps, probes)
+    if (eps, probes) != (EPS, 1):
+        raise ZeroBlockError(f"eps and probes belong to the estimator: give them to {type(estimator).__name__} alone")
+    return estimator
 
 
 def get(name: str) -> Method:

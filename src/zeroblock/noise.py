@@ -6,16 +6,23 @@ where ``i`` is the global element offset: the position of a weight among all
 weights of the model.  There is no draw order, so there is none to get wrong:
 the noise of a block is the restriction of dense noise, a shard computes its own
 slice, and replay stores no tensors.  ``docs/noise.md`` specifies ``f`` to the bit.
+
+This file holds the addresses: :class:`Key` names a vector of noise, :class:`Draw`
+the elements of it that a tensor takes.  ``ops`` computes them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING
+import functools
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from .errors import ZeroBlockWarning
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 NOISE, BASIS, SCHEDULE, ROUNDING = range(4)
@@ -26,7 +33,7 @@ VERSION = 1
 
 
 class Distribution(enum.IntEnum):
-    """What the coordinates z are drawn from; both have mean 0 and variance 1."""
+    """The distribution of the coordinates z; both have mean 0 and variance 1."""
 
     NORMAL = 0
     RADEMACHER = 1
@@ -48,6 +55,9 @@ class Key:
         step: 32-bit step number.
         probe: which direction of the step, below 2**28.
         stream: NOISE, BASIS, SCHEDULE or ROUNDING.
+        clock: (2,) int64 on the device: the step and the first step of its turn.  Kernels read
+            them there instead of ``step``, so that a captured launch can be replayed for another
+            step; a key of the BASIS stream reads the second entry.
 
     >>> Key(seed=0, step=3).to(stream=ROUNDING)
     Key(seed=0, step=3, probe=0, stream=3)
@@ -57,16 +67,30 @@ class Key:
     step: int
     probe: int = 0
     stream: int = NOISE
+    clock: Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if (
+            0 <= self.seed < 1 << 64
+            and 0 <= self.step < 1 << 32
+            and 0 <= self.probe < 1 << 28
+            and 0 <= self.stream < 1 << 4
+        ):
+            return
         for name, bits in (("seed", 64), ("step", 32), ("probe", 28), ("stream", 4)):
             value = getattr(self, name)
             if not 0 <= value < 1 << bits:
                 raise ValueError(f"{name} must be in [0, 2**{bits}), got {value}")
 
-    def to(self, **changes: int) -> Key:
+    def to(self, **changes: Any) -> Key:
         """This address with some parts replaced."""
         return dataclasses.replace(self, **changes)
+
+    def read(self) -> Key:
+        """This address with the step that its clock shows, for implementations that run on the host."""
+        if self.clock is None:
+            return self
+        return self.to(step=int(self.clock[1 if self.stream == BASIS else 0]), clock=None)
 
     @property
     def words(self) -> tuple[int, int, int, int]:
@@ -79,45 +103,100 @@ class Key:
         )
 
 
-def normal(
-    key: Key,
-    offset: int,
-    shape: tuple[int, ...],
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
-    distribution: Distribution = Distribution.NORMAL,
-) -> Tensor:
-    """A tensor of noise: element i (row-major) is ``f(key, offset + i)``.
+@dataclasses.dataclass(frozen=True)
+class SmallMask:
+    """Keeps the elements with abs(x) ≤ threshold."""
+
+    threshold: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomMask:
+    """Keeps the elements whose word under ``key`` is at most ``limit`` (of 2³² - 1)."""
+
+    key: Key
+    limit: int
+
+
+Mask = SmallMask | RandomMask
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """The noise that the elements of a tensor take.
+
+        u_k[i] = f(seed, step, probe + k, stream, offset + i)      if the mask keeps element i, otherwise 0
 
     Args:
-        key: the address.
-        offset: global offset of the first element.
-        shape: shape of the result.
-        device: where to put it.
-        dtype: dtype of the result, fp32 by default; noise is computed in fp32 and rounded to nearest.
+        key: the address of u_0.
+        offset: global offset of the tensor's first element.
         distribution: NORMAL, or RADEMACHER for signs.
+        mask: which elements take noise; all by default.
 
-    Returns:
-        A tensor of ``shape``.
+    A slice of a tensor takes the slice of its noise:
 
-    >>> normal(Key(0, 1), 0, (5,))[2:].equal(normal(Key(0, 1), 2, (3,)))
+    >>> from zeroblock.ops import normal
+    >>> draw = Draw(Key(seed=0, step=1), offset=7)
+    >>> normal(draw, (5,))[2:].equal(normal(draw.at(2), (3,)))
     True
     """
-    import torch
 
-    from . import ops
+    key: Key
+    offset: int = 0
+    distribution: Distribution = Distribution.NORMAL
+    mask: Mask | None = None
 
-    out = torch.empty(shape, dtype=dtype or torch.float32, device=device)
-    return ops.fill_(out, key, offset=offset, distribution=distribution)
+    def at(self, first: int) -> Draw:
+        """The draw of the elements from ``first`` on."""
+        return dataclasses.replace(self, offset=self.offset + first) if first else self
+
+    def probe(self, k: int) -> Draw:
+        """The draw of u_k alone."""
+        return dataclasses.replace(self, key=self.key.to(probe=self.key.probe + k)) if k else self
+
+    def to(self, **changes: Any) -> Draw:
+        """This draw with some parts replaced."""
+        return dataclasses.replace(self, **changes)
 
 
-def uniform(key: Key, n: int, offset: int = 0) -> list[float]:
-    """``n`` uniform numbers in [0, 1), for choices made on the host.
+P = ParamSpec("P")
+R = TypeVar("R")
 
-    >>> len(uniform(Key(0, 0, stream=SCHEDULE), 3))
-    3
+
+def accepts_key(at: int, *, offset_follows: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function of a Draw take a Key with ``offset``, ``distribution`` and ``mask`` as keywords, and warn.
+
+    Those were the signatures of version 0.1.
+
+    Args:
+        at: position of the draw among the function's arguments.
+        offset_follows: whether the argument after the key was its offset.
     """
-    from .ops import reference
 
-    return [int(w) / 2**32 for w in reference.words(key, offset, n)]
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        name = getattr(function, "__name__", "function")
+
+        @functools.wraps(function)
+        def call(*args: P.args, **options: P.kwargs) -> R:
+            if (len(args) > at and isinstance(args[at], Draw)) or "draw" in options:
+                return function(*args, **options)
+            rest: list[Any] = list(args[at:])
+            key = rest.pop(0) if rest else options.pop("key", None)
+            if not isinstance(key, Key):
+                raise TypeError(f"{name} takes a Draw, got {type(key).__name__}")
+            old = {part: options.pop(part) for part in ("offset", "distribution", "mask") if part in options}
+            if offset_follows and rest and isinstance(rest[0], int):
+                old["offset"] = rest.pop(0)
+            draw = Draw(key, **cast(dict[str, Any], old))
+            parts = "".join(f", {part}={value!r}" for part, value in old.items())
+            warnings.warn(
+                f"{name}: a Key with separate offset, distribution and mask is deprecated; "
+                f"pass Draw({key!r}{parts}) in its place",
+                ZeroBlockWarning,
+                stacklevel=2,
+            )
+            return cast(Callable[..., R], function)(*args[:at], draw, *rest, **options)
+
+        return call
+
+    return decorate

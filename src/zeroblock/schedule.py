@@ -1,7 +1,7 @@
 """Schedules: which block is active in which turn.
 
 A schedule is a pure function of the turn, the number of blocks, the seed and
-``scores``, one number a block that the optimizer keeps and only ``Adaptive``
+``scores``: one number per block, which the optimizer keeps and only ``Adaptive``
 learns from.  So every schedule replays and resumes.
 """
 
@@ -13,19 +13,22 @@ import itertools
 import math
 from typing import Protocol, runtime_checkable
 
-from .errors import ZeroBlockError, unknown
-from .noise import SCHEDULE, Key, uniform
+from .errors import ZeroBlockError
+from .noise import SCHEDULE, Key
+from .ops import uniform
+from .registry import Registry
+
+SCHEDULES = Registry("schedule")
 
 
 @runtime_checkable
 class Schedule(Protocol):
-    """Where to look next; ``turn`` is ``step // interval``.
-
-    ``learns`` says whether the next block depends on what was measured before.
-    """
+    """Chooses the block of a turn; ``turn`` is ``step // interval``."""
 
     @property
-    def learns(self) -> bool: ...
+    def learns(self) -> bool:
+        """Whether the next block may depend on earlier measurements."""
+        ...
 
     def pick(self, turn: int, n: int, seed: int, scores: list[float]) -> int:
         """The active block's index in [0, n)."""
@@ -37,7 +40,7 @@ class Schedule(Protocol):
 
 
 class _Blind:
-    """A schedule that learns nothing."""
+    """Base of schedules that do not learn."""
 
     learns = False
 
@@ -45,6 +48,7 @@ class _Blind:
         pass
 
 
+@SCHEDULES.register
 @dataclasses.dataclass(frozen=True)
 class Ascending(_Blind):
     """0, 1, …, N-1, 0, …: from input to output."""
@@ -53,6 +57,7 @@ class Ascending(_Blind):
         return turn % n
 
 
+@SCHEDULES.register
 @dataclasses.dataclass(frozen=True)
 class Descending(_Blind):
     """N-1, …, 1, 0, N-1, …: from output to input."""
@@ -61,6 +66,7 @@ class Descending(_Blind):
         return n - 1 - turn % n
 
 
+@SCHEDULES.register
 @dataclasses.dataclass(frozen=True)
 class FlipFlop(_Blind):
     """0, 1, …, N-1, N-2, …, 1, 0, 1, …; the two ends come half as often as the rest."""
@@ -71,6 +77,7 @@ class FlipFlop(_Blind):
         return n - 1 - abs(turn % (2 * n - 2) - (n - 1))
 
 
+@SCHEDULES.register
 @dataclasses.dataclass(frozen=True)
 class Shuffled(_Blind):
     """A fresh random permutation each cycle, so that every block comes exactly once in N turns."""
@@ -82,6 +89,7 @@ class Shuffled(_Blind):
         return sorted(range(n), key=draws.__getitem__)[turn % n]
 
 
+@SCHEDULES.register
 @dataclasses.dataclass(frozen=True)
 class Uniform(_Blind):
     """Independent and uniform, as the paper's theory assumes."""
@@ -90,9 +98,10 @@ class Uniform(_Blind):
         return int(uniform(Key(seed, turn, stream=SCHEDULE), 1)[0] * n)
 
 
+@SCHEDULES.register
 @dataclasses.dataclass(frozen=True)
 class Adaptive:
-    """Samples block j with probability softmax(z̄ / temperature), z̄ an average of its coefficients.
+    """Samples block j with probability softmax(z̄ / temperature), where z̄ averages the block's coefficients.
 
         z̄_j ← decay·|c| + (1 - decay)·z̄_j        p_j ∝ exp(z̄_j / temperature)
 
@@ -118,7 +127,7 @@ class Adaptive:
             raise ZeroBlockError(f"Adaptive: temperature must be positive, got {self.temperature}")
 
     def probabilities(self, scores: list[float]) -> list[float]:
-        """The distribution that the scores stand for."""
+        """The probability of each block under these scores."""
         top = max(scores)
         weights = [math.exp((s - top) / self.temperature) for s in scores]
         total = math.fsum(weights)
@@ -136,20 +145,7 @@ class Adaptive:
         scores[block] = self.decay * z + (1 - self.decay) * scores[block]
 
 
-SCHEDULES: dict[str, type[Schedule]] = {
-    "ascending": Ascending,
-    "descending": Descending,
-    "flip-flop": FlipFlop,
-    "shuffled": Shuffled,
-    "uniform": Uniform,
-    "adaptive": Adaptive,
-}
-
-
 def by_name(name: str) -> Schedule:
-    """A schedule from the command line."""
-    if name == "random":  # the paper's word for its cyclic random permutation
-        name = "shuffled"
-    if name not in SCHEDULES:
-        raise unknown("order", name, SCHEDULES)
-    return SCHEDULES[name]()
+    """A schedule from the command line; "random" is the paper's word for its cyclic random permutation."""
+    schedule: Schedule = SCHEDULES.named("shuffled" if name == "random" else name)()
+    return schedule

@@ -16,9 +16,9 @@ from test_engine_equality import slow_scores
 import zeroblock as zb
 from toy import same, snapshot
 from zeroblock.engine import Engine
-from zeroblock.engine.engine import Objective
-from zeroblock.engine.graph import Graphs
+from zeroblock.engine.objective import BatchObjective
 from zeroblock.engine.pack import cost, pack, split
+from zeroblock.run.graph import Graphs
 from zeroblock.task import Encoded
 
 ids = st.integers(3, 60)
@@ -115,7 +115,7 @@ def test_a_model_that_cannot_be_forked_says_so_once_and_goes_on() -> None:
             assert forked.record.losses[0] != forked.record.losses[1]
             assert forked.record.losses == pytest.approx(sequential.record.losses, abs=2e-6)
     assert len(told) == 1
-    assert "shift" in engine.why
+    assert "shift" in engine.reason
 
 
 def test_a_compiled_model_is_politely_refused() -> None:
@@ -200,7 +200,7 @@ def test_steps_that_leave_the_update_to_the_device_are_the_steps(
             scheduler.step()
             if step == 11:
                 optimizer.load_state_dict(optimizer.state_dict())
-        assert bool(optimizer._pending) == (submitted and name != "adaptive")
+        assert bool(optimizer._queue) == (submitted and name != "adaptive")
         optimizer.flush()
         optimizer.settle()
         assert [record.step for record in heard] == list(range(17))
@@ -235,14 +235,14 @@ def test_a_model_that_fails_forked_goes_on_one_point_after_another(
     engine, optimizer, heard = Engine(model), zb.mezo_bcd_adam(model, lr=1e-3, interval=4), []
     engine.graphs = Graphs()
     optimizer.listener = heard.append
-    losses = Objective.losses
+    losses = BatchObjective.losses
 
-    def failing(self: Objective, points: Any) -> torch.Tensor:
+    def failing(self: BatchObjective, points: Any) -> torch.Tensor:
         if points and optimizer.steps == 2:
             raise RuntimeError("boom")
         return losses(self, points)
 
-    monkeypatch.setattr(Objective, "losses", failing)
+    monkeypatch.setattr(BatchObjective, "losses", failing)
     with pytest.warns(zb.ZeroBlockWarning, match="one point after another: RuntimeError: boom"):
         for _ in range(4):
             optimizer.step(engine.objective(BATCH, LABELS))

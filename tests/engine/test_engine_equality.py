@@ -15,9 +15,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import zeroblock as zb
 from toy import same, snapshot
+from zeroblock.basis import Elementwise
 from zeroblock.engine import Engine
 from zeroblock.engine.fork import scratch
-from zeroblock.subspace import Elementwise
 from zeroblock.task import Encoded
 
 
@@ -47,7 +47,7 @@ def test_packed_scores_are_those_of_each_string_alone(name: str) -> None:
     model = decoder(name)
     for max_tokens in (None, 12, 1):
         engine = Engine(model, max_tokens=max_tokens)
-        assert engine.forked, engine.why
+        assert engine.forked, engine.reason
         got = [[score.total for score in scores] for scores in engine.scores(BATCH)]
         torch.testing.assert_close(
             [x for row in got for x in row], [x for row in slow_scores(model, BATCH) for x in row], rtol=1e-4, atol=1e-4
@@ -155,7 +155,7 @@ def test_one_copy_at_a_time_gives_the_same_bits_as_two(method: str, dtype: torch
     model = decoder("llama-tied", dtype)
     build = functools.partial(zb.METHODS[method], lr=1e-3, eps=1e-2, seed=1)
     (two, end), _ = both_ways(model, build, 12)
-    monkeypatch.setattr("zeroblock.engine.fork.PAIR", 0)
+    monkeypatch.setattr("zeroblock.engine.fork.PAIR_TOKENS", 0)
     (one, other_end), _ = both_ways(model, build, 12)
     assert [record.losses for record in one] == [record.losses for record in two]
     assert same(end, other_end)
@@ -193,8 +193,8 @@ def test_copies_take_the_room_that_is_kept_for_them(method: str, monkeypatch: py
     for _ in optimizer.blocks * optimizer.interval:
         optimizer.step(objective)
     assert engine.forked
-    points = optimizer.estimator.points([optimizer.direction(0)])
-    blocks = [optimizer.members_of(block) for block in range(len(optimizer.blocks))]
+    points = optimizer.plan().points
+    blocks = [optimizer.weights.members(block, 0) for block in range(len(optimizer.blocks))]
     assert most == scratch(engine.anatomy, blocks, points, tokens=100)
     layers = zb.mezo_bcd(model, lr=1e-3).blocks
     largest = max(sum(optimizer.params[name].nbytes for name in layer.params) for layer in layers)
@@ -234,7 +234,7 @@ def test_long_rows_run_example_by_example(monkeypatch: pytest.MonkeyPatch) -> No
     model = decoder("gemma2")
     engine = Engine(model)
     whole = engine.scores(BATCH)
-    monkeypatch.setattr(attention, "DENSE", 4)
+    monkeypatch.setattr(attention, "DENSE_TOKENS", 4)
     torch.testing.assert_close(
         [s.total for row in engine.scores(BATCH) for s in row],
         [s.total for row in whole for s in row],
@@ -505,7 +505,7 @@ def test_a_window_that_only_the_mask_knows_of() -> None:
     model = transformers.PhimoeForCausalLM(config).eval()
     engine = Engine(model)
     assert engine.packed
-    assert engine.reach == 40
+    assert engine.max_length == 40
     generator = torch.Generator().manual_seed(5)
     long = Encoded(tuple(torch.randint(3, 60, (100,), generator=generator).tolist()), ((5, 6), (7,)))
     for batch in ([long], [*BATCH[:2], long]):
@@ -514,4 +514,4 @@ def test_a_window_that_only_the_mask_knows_of() -> None:
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     with pytest.warns(zb.ZeroBlockWarning, match="more than 40 tokens, where it looks no further back"):
         zb.mezo_bcd(model, lr=0.0).step(engine.objective([long], [0]))
-    assert Engine(decoder("mistral")).reach == Engine(decoder("llama")).reach == float("inf")
+    assert Engine(decoder("mistral")).max_length == Engine(decoder("llama")).max_length == float("inf")

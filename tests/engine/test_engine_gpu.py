@@ -99,7 +99,7 @@ def test_records_of_captured_steps_rebuild_the_weights_on_the_cpu(method: str, d
 @pytest.mark.parametrize("method", ["mezo_bcd", "mezo", "lozo", "mezo_bcd_adam"])
 def test_steps_that_are_not_captured_do_not_wait_either(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows too long for capturing to pay, or several of them: nothing in a step asks the device for a number."""
-    monkeypatch.setattr("zeroblock.engine.graph.WORK", 0)
+    monkeypatch.setattr("zeroblock.run.graph.MAX_CAPTURED_WORK", 0)
     model = decoder("llama-tied", torch.bfloat16)
     base = copy.deepcopy(model)
     model.cuda()
@@ -236,7 +236,7 @@ def test_a_step_without_a_finite_loss_moves_nothing() -> None:
     with pytest.warns(zb.ZeroBlockWarning, match="padded rows"):
         engine = Engine(model)
     engine.packed = engine.forked = True
-    from zeroblock.engine.graph import Graphs
+    from zeroblock.run.graph import Graphs
 
     engine.graphs = Graphs()
 

@@ -43,4 +43,4 @@ def test_16_bits_are_packed_and_forked(dtype: str, smollm2) -> None:
     from zeroblock import model
 
     engine = Engine(model.load("smollm2", dtype, "cpu"))
-    assert engine.forked, engine.why
+    assert engine.forked, engine.reason

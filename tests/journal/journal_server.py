@@ -27,10 +27,10 @@ def warm() -> None:
     import torch
 
     from zeroblock import ops
-    from zeroblock.noise import Key
+    from zeroblock.noise import Draw, Key
 
     for dtype in (torch.float32, torch.bfloat16):
-        ops.add_noise_(torch.zeros(8, dtype=dtype), Key(0, 0), 1.0)
+        ops.add_noise_(torch.zeros(8, dtype=dtype), Draw(Key(0, 0)), 1.0)
 
 
 def command(log: str, words: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Compiles every Triton kernel for an H200 that is not there: ``python compiled.py`` prints a line a compilation.
+"""Compiles every Triton kernel for an H200 that is not there: ``python compiled.py`` prints one line per compilation.
 
 The interpreter runs kernels that no compiler takes.  Here launches of the real functions become compilations
 to machine code; nothing runs, and no GPU is needed.
@@ -16,11 +16,12 @@ from triton.backends.driver import DriverBase
 from triton.runtime.jit import JITFunction
 
 from zeroblock.engine.pack import pack
-from zeroblock.journal import kernel
-from zeroblock.noise import Distribution, Key, Rounding
-from zeroblock.ops import attention
-from zeroblock.ops import triton as ops
-from zeroblock.ops.spec import Bernoulli, Magnitude, Mask
+from zeroblock.noise import Distribution, Draw, Key, Mask, RandomMask, Rounding, SmallMask
+from zeroblock.ops.adam.triton import adam_
+from zeroblock.ops.attention.triton import packed
+from zeroblock.ops.noise.triton import add_noise_, fill_
+from zeroblock.ops.outer.triton import add_, add_outer_
+from zeroblock.ops.replay import Matrix, Piece, Pieces, Steps, advance_
 from zeroblock.task.encoding import Encoded
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -67,49 +68,50 @@ def compile_instead(kernel: JITFunction, grid: object) -> Any:
 
 def masks(dtype: torch.dtype) -> tuple[Mask | None, ...]:
     """No mask, and with one dtype every kind."""
-    return (None, Magnitude(0.1), Bernoulli(KEY, 7)) if dtype == torch.bfloat16 else (None,)
+    return (None, SmallMask(0.1), RandomMask(KEY, 7)) if dtype == torch.bfloat16 else (None,)
 
 
-def noise(dtype: torch.dtype) -> None:
+def one_step(dtype: torch.dtype) -> None:
     x = torch.zeros(SIZE, dtype=dtype)
-    how: dict[str, Any] = {"offset": OFFSET, "decay": 0.5, "rounding": Rounding.STOCHASTIC}
-    ops.fill_(x, KEY, (1.0,), offset=OFFSET, distribution=Distribution.NORMAL)
+    how: dict[str, Any] = {"decay": 0.5, "rounding": Rounding.STOCHASTIC}
+    draw = Draw(KEY, OFFSET)
+    fill_(x, draw, (1.0,))
     for mask in masks(dtype):
-        ops.add_noise_(x, x, KEY, (0.1, 0.2), mask=mask, distribution=Distribution.NORMAL, **how)
-    signs: dict[str, Any] = {"mask": None, "distribution": Distribution.RADEMACHER, **how, "decay": 1.0}
-    ops.add_noise_(x, x, KEY, (0.1,), minus=x.clone(), **signs)
-    ops.add_(x, torch.zeros(SIZE), 0.1, KEY, **how)
-    ops.add_outer_(x, torch.zeros(50, 3), torch.zeros(101, 3), 0.1, KEY, **how)
+        add_noise_(x, x, draw.to(mask=mask), (0.1, 0.2), **how)
+    signs = draw.to(distribution=Distribution.RADEMACHER)
+    plain = {**how, "decay": 1.0}
+    add_noise_(x, x, signs, (0.1,), minus=x.clone(), **plain)
+    add_(x, torch.zeros(SIZE), 0.1, draw, **how)
+    add_outer_(x, torch.zeros(50, 3), torch.zeros(101, 3), 0.1, draw, **how)
     if dtype != torch.float64:
-        with ops.clocked(torch.zeros(2, dtype=torch.int64)):
-            ops.add_noise_(x, x, KEY, torch.zeros(2), **signs)
-            ops.add_outer_(x, torch.zeros(50, 3), torch.zeros(101, 3), 0.1, KEY, **how)
+        clock = torch.zeros(2, dtype=torch.int64)
+        add_noise_(x, x, signs.to(key=KEY.to(clock=clock)), torch.zeros(2), **plain)
+        add_outer_(x, torch.zeros(50, 3), torch.zeros(101, 3), 0.1, draw.to(key=KEY.to(clock=clock)), **how)
         moment = torch.zeros(SIZE, dtype=torch.float32 if dtype == torch.float32 else torch.bfloat16)
-        ops.adam_(x, moment, moment.clone(), KEY, (1.0,) * 5, (0.9, 0.1, 0.999, 0.001, 1e-8), **signs)
+        adam_(x, moment, moment.clone(), signs, (1.0,) * 5, (0.9, 0.1, 0.999, 0.001, 1e-8), **plain)
 
 
-def fused_replay(dtype: torch.dtype) -> None:
+def many_steps(dtype: torch.dtype) -> None:
     x = torch.zeros(SIZE, dtype=dtype)
     step = np.arange(5)
-    steps = kernel.Steps(step, step // 2 * 2, np.ones((5, 2)), np.ones(5))
-    how = (steps, 3, Distribution.NORMAL, Rounding.STOCHASTIC)
+    steps = Steps(step, step // 2 * 2, np.ones((5, 2)), np.ones(5))
     for mask in masks(dtype):
-        kernel.Pieces([kernel.Piece(x, OFFSET, mask)]).advance_(*how)
-    kernel.Matrix(x, OFFSET, 101, 3, fold=5).advance_(*how)
+        advance_(Pieces([Piece(x, Draw(KEY, OFFSET, mask=mask))]), steps, Rounding.STOCHASTIC)
+    advance_(Matrix(x, Draw(KEY, OFFSET), 101, 3, fold=5), steps, Rounding.STOCHASTIC)
 
 
 def attend(dtype: torch.dtype) -> None:
     row = pack([Encoded((1, 2, 3), ((4, 5), (6,)))])
     for size, window, cap in ((64, None, None), (80, 2, 30.0)):
         query, key = torch.zeros(2, 4, len(row.tokens), size, dtype=dtype), torch.zeros(2, 2, len(row.tokens), size)
-        attention.packed(query, key.to(dtype), key.to(dtype), row, 0.1, window, cap)
+        packed(query, key.to(dtype), key.to(dtype), row, 0.1, window, cap)
 
 
 if __name__ == "__main__":
     triton.runtime.driver.set_active(Absent())
     JITFunction.__getitem__ = compile_instead  # type: ignore[method-assign]
     for dtype in DTYPES:
-        noise(dtype)
-        fused_replay(dtype)
+        one_step(dtype)
+        many_steps(dtype)
         if dtype != torch.float64:
             attend(dtype)

@@ -7,21 +7,22 @@ import math
 
 import pytest
 import torch
+from ops_toy import GPU, MASKS, device
 from torch import Tensor
 
 from toy import bits
 from zeroblock import ops
-from zeroblock.noise import BASIS, Distribution, Key, Rounding, normal
-from zeroblock.ops import cpu, reference
-from zeroblock.ops.spec import Bernoulli, Magnitude
+from zeroblock.noise import BASIS, Distribution, Draw, Key, RandomMask, Rounding, SmallMask
+from zeroblock.ops import normal
+from zeroblock.ops.adam import cpu, reference
+from zeroblock.ops.shared import dispatch
 
-triton = pytest.importorskip("zeroblock.ops.triton")
+triton = pytest.importorskip("zeroblock.ops.adam.triton")
+shared = pytest.importorskip("zeroblock.ops.shared.triton")
 
 KERNELS = [pytest.param(cpu, id="cpu"), pytest.param(triton, id="triton")]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOMENTS = (torch.float32, torch.bfloat16)
-WHERE = "cuda" if torch.cuda.is_available() else "cpu"
-MASKS = (None, Magnitude(0.5), Bernoulli(Key(5, 4, stream=BASIS), 2**31))
 BETAS, EPS = (0.9, 0.999), 1e-8
 CONSTANTS = (0.9, 1 - 0.9, 0.999, 1 - 0.999, EPS)
 KEY = Key(5, 6, 2)
@@ -34,7 +35,7 @@ def scalars(t: int, lr: float, shares: tuple[float, ...], betas: tuple[float, fl
 
 def start(n: int, dtype: torch.dtype, moment: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Weights and moments of many magnitudes: some of each are 0, some moments subnormal."""
-    tiny = 1e-40 if moment == torch.float32 or WHERE == "cuda" else 1e-30  # the interpreter cuts subnormal bf16 to 0
+    tiny = 1e-40 if moment == torch.float32 or GPU == "cuda" else 1e-30  # the interpreter cuts subnormal bf16 to 0
     generator = torch.Generator().manual_seed(n)
     x, m, v = (torch.randn(n, generator=generator) * torch.logspace(-9, 0, n) for _ in range(3))
     x[::17], m[::11], v[::11] = 0.0, 0.0, 0.0
@@ -43,14 +44,10 @@ def start(n: int, dtype: torch.dtype, moment: torch.dtype) -> tuple[Tensor, Tens
 
 
 def update(module, tensors: tuple[Tensor, ...], numbers, key: Key = KEY, **options) -> list[Tensor]:
-    """The bits of weights and moments after a step."""
-    where = WHERE if module is triton else "cpu"
-    copies = [x.clone().to(where) for x in tensors]
-    options = {
-        "offset": 0, "decay": 1.0, "mask": None, "distribution": Distribution.NORMAL,
-        "rounding": Rounding.STOCHASTIC, **options,
-    }  # fmt: skip
-    module.adam_(*copies, key, numbers, CONSTANTS, **options)
+    """The bits of weights and moments after a step; the options are those of the draw and of the function."""
+    copies = [x.clone().to(device(module)) for x in tensors]
+    how = {name: options.pop(name, default) for name, default in (("decay", 1.0), ("rounding", Rounding.STOCHASTIC))}
+    module.adam_(*copies, Draw(key, **options), numbers, CONSTANTS, **how)
     return [bits(x) for x in copies]
 
 
@@ -78,7 +75,7 @@ def test_every_form_of_the_kernel_agrees_to_the_bit(kernel, dtype: torch.dtype, 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("n", "offset"), [(1, 0), (3, 2), (6 * 1024, 0), (6 * 1024 + 5, 2**33 + 7)])
 def test_whole_and_ragged_tiles_agree_to_the_bit(kernel, n: int, offset: int, monkeypatch) -> None:
-    monkeypatch.setattr(triton, "FEW", 4)
+    monkeypatch.setattr(shared, "MIN_WHOLE_TILES", 4)
     tensors, numbers = start(n, torch.bfloat16, torch.bfloat16), scalars(1, 1e-3, (0.3,))
     assert equal(
         update(kernel, tensors, numbers, offset=offset), update(reference, tensors, numbers, offset=offset)
@@ -89,15 +86,16 @@ def test_whole_and_ragged_tiles_agree_to_the_bit(kernel, n: int, offset: int, mo
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("shares", SHARES, ids=str)
 def test_step_and_scalars_read_on_the_device(moment: torch.dtype, mask, shares) -> None:
-    """What a captured launch does: the step of its Key is not looked at."""
+    """A captured launch does not look at the step of its key."""
     tensors, numbers = start(50, torch.bfloat16, moment), scalars(3, 1e-2, shares)
     expected = update(reference, tensors, numbers, Key(5, 6), mask=mask, offset=3)
-    on_device = torch.tensor(numbers, device=WHERE)
+    on_device = torch.tensor(numbers, device=GPU)
     assert equal(update(triton, tensors, on_device, Key(5, 6), mask=mask, offset=3), expected)
-    stale = Bernoulli(Key(5, 0, stream=BASIS), 2**31) if isinstance(mask, Bernoulli) else mask
-    with triton.clocked(torch.tensor([6, 4], device=WHERE)):
-        assert equal(update(triton, tensors, on_device, Key(5, 1), mask=stale, offset=3), expected)
-    assert not equal(update(triton, tensors, on_device, Key(5, 1), mask=stale, offset=3), expected)
+    for module, given in ((triton, on_device), (cpu, numbers), (reference, numbers)):
+        for clock, same in ((torch.tensor([6, 4], device=device(module)), True), (None, False)):
+            stale = RandomMask(Key(5, 0, stream=BASIS, clock=clock), 2**31) if isinstance(mask, RandomMask) else mask
+            got = update(module, tensors, given, Key(5, 1, clock=clock), mask=stale, offset=3)
+            assert equal(got, expected) == same
 
 
 @pytest.mark.parametrize("kernel", [pytest.param(reference, id="reference"), *KERNELS])
@@ -109,7 +107,7 @@ def test_a_step_that_is_not_taken_changes_not_a_bit(kernel, moment: torch.dtype)
     before = [bits(x) for x in tensors]
     assert equal(update(kernel, tensors, numbers, decay=0.9), before)
     if kernel is triton:
-        assert equal(update(kernel, tensors, torch.tensor(numbers, device=WHERE), decay=0.9), before)
+        assert equal(update(kernel, tensors, torch.tensor(numbers, device=GPU), decay=0.9), before)
     assert not equal(update(kernel, tensors, (1.0, -1e-2, 1.0, 1.0, 0.3), decay=0.9), before)
 
 
@@ -128,14 +126,14 @@ def test_a_step_that_is_not_taken_changes_not_a_bit(kernel, moment: torch.dtype)
     ids=["transposed", "sliced", "permuted", "scalar", "empty", "3-d"],
 )
 def test_any_shape_and_strides(make, dtype: torch.dtype, moment: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "PIECE", 4)  # strided tensors go through small pieces
+    monkeypatch.setattr(dispatch, "PIECE", 4)  # strided tensors go through small pieces
     x = make().to(dtype)
     dense = x.contiguous().clone()
     m, v = torch.full(x.shape, 0.1, dtype=moment), torch.full(x.shape, 0.2, dtype=moment)
     flat_m, flat_v = m.clone().view(-1), v.clone().view(-1)
-    options = {"betas": BETAS, "eps": EPS, "offset": 3}
-    assert ops.adam_(x, m, v, Key(1, 2), scalars(2, 1e-2, (0.3,)), **options) is x
-    ops.adam_(dense, flat_m, flat_v, Key(1, 2), torch.tensor(scalars(2, 1e-2, (0.3,))), **options)
+    options, draw = {"betas": BETAS, "eps": EPS}, Draw(Key(1, 2), 3)
+    assert ops.adam_(x, m, v, draw, scalars(2, 1e-2, (0.3,)), **options) is x
+    ops.adam_(dense, flat_m, flat_v, draw, torch.tensor(scalars(2, 1e-2, (0.3,))), **options)
     assert torch.equal(x, dense)
     assert torch.equal(m.view(-1), flat_m)
     assert torch.equal(v.view(-1), flat_v)
@@ -147,9 +145,9 @@ def test_slices_are_slices_of_one_vector(moment: torch.dtype) -> None:
     numbers, options = scalars(2, 1e-2, SHARES[1]), {"betas": BETAS, "eps": EPS}
     for a, b in ((0, 1), (5, 9), (1021, 3000)):
         part = [x[a:b].clone() for x in whole]
-        ops.adam_(*part, Key(0, 1), numbers, offset=2**34 + 1 + a, **options)
+        ops.adam_(*part, Draw(Key(0, 1), 2**34 + 1 + a), numbers, **options)
         every = [x.clone() for x in whole]
-        ops.adam_(*every, Key(0, 1), numbers, offset=2**34 + 1, **options)
+        ops.adam_(*every, Draw(Key(0, 1), 2**34 + 1), numbers, **options)
         assert equal([bits(x) for x in part], [bits(x[a:b]) for x in every])
 
 
@@ -165,10 +163,10 @@ def test_it_is_adam(betas: tuple[float, float], eps: float, weight_decay: float,
     m, v = torch.zeros(n), torch.zeros(n)
     for t in range(1, 51):
         coefficients = (shares * math.cos(t), -2 * shares * math.sin(t))
-        theirs.grad = sum(c * normal(Key(7, t, k), 11, (n,)) for k, c in enumerate(coefficients))
+        theirs.grad = sum(c * normal(Draw(Key(7, t, k), 11), (n,)) for k, c in enumerate(coefficients))
         optimizer.step()
         ops.adam_(
-            x, m, v, Key(7, t), scalars(t, lr, coefficients, betas), betas=betas, eps=eps, offset=11,
+            x, m, v, Draw(Key(7, t), 11), scalars(t, lr, coefficients, betas), betas=betas, eps=eps,
             decay=1 - lr * weight_decay,
         )  # fmt: skip
     state = optimizer.state[theirs]
@@ -181,13 +179,13 @@ def test_outside_the_mask_moments_decay_and_weights_follow_them() -> None:
     x, m, v = torch.full((64,), 2.0), torch.full((64,), 0.1), torch.full((64,), 0.04)
     x[::2] = 0.1
     before = x.clone()
-    options = {"betas": BETAS, "eps": EPS, "mask": Magnitude(1.0)}
-    ops.adam_(x, m, v, Key(1, 2), (1.0, -0.5, 1.0, 1.0, 0.3), **options)
+    draw = Draw(Key(1, 2), mask=SmallMask(1.0))
+    ops.adam_(x, m, v, draw, (1.0, -0.5, 1.0, 1.0, 0.3), betas=BETAS, eps=EPS)
     outside = before == 2.0
     torch.testing.assert_close(m[outside], torch.full((32,), 0.09))
     torch.testing.assert_close(v[outside], torch.full((32,), 0.04 * 0.999))
     torch.testing.assert_close(x[outside], torch.full((32,), 2.0 - 0.5 * 0.09 / math.sqrt(0.04 * 0.999)))
-    g = 0.3 * normal(Key(1, 2), 0, (64,))[~outside]
+    g = 0.3 * normal(Draw(Key(1, 2)), (64,))[~outside]
     torch.testing.assert_close(m[~outside], 0.09 + 0.1 * g)
 
 
@@ -198,7 +196,7 @@ def test_moments_in_bf16_are_unbiased() -> None:
     runs = {moment: (torch.zeros(n), torch.zeros(n, dtype=moment), torch.zeros(n, dtype=moment)) for moment in MOMENTS}
     for t, share in enumerate(shares, 1):
         for x, m, v in runs.values():
-            ops.adam_(x, m, v, Key(3, t), scalars(t, 1e-3, (share,)), betas=BETAS, eps=EPS)
+            ops.adam_(x, m, v, Draw(Key(3, t)), scalars(t, 1e-3, (share,)), betas=BETAS, eps=EPS)
         if t in (200, 400):
             (x, m, v), (narrow_x, narrow_m, narrow_v) = ([y.double() for y in run] for run in runs.values())
             assert float(narrow_v.mean() / v.mean()) == pytest.approx(1, abs=1e-3)
@@ -225,7 +223,7 @@ def test_moments_in_bf16_are_unbiased() -> None:
 def test_what_does_not_fit_is_refused(changes, error: type[Exception], message: str) -> None:
     given = {"param": torch.ones(3), "m": torch.zeros(3), "v": torch.zeros(3), "scalars": scalars(1, 1e-3, (0.3,))}
     with pytest.raises(error, match=message):
-        ops.adam_(key=Key(0, 0), betas=BETAS, eps=EPS, **{**given, **changes})
+        ops.adam_(draw=Draw(Key(0, 0)), betas=BETAS, eps=EPS, **{**given, **changes})
 
 
 @pytest.mark.gpu

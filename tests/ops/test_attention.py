@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zeroblock.engine.attention import _dense
 from zeroblock.engine.pack import pack
-from zeroblock.ops import attention
+from zeroblock.ops.attention.reference import dense
 from zeroblock.task import Encoded
+
+triton = pytest.importorskip("zeroblock.ops.attention.triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16]
@@ -39,8 +40,8 @@ def test_values_may_be_of_another_width(narrow: int, wide: int) -> None:
     shape = (2, 2, len(row.tokens))
     query, key = (torch.randn(*shape, narrow, generator=generator).to(DEVICE) for _ in range(2))
     value = torch.randn(*shape, wide, generator=generator).to(DEVICE)
-    expected = _dense(query, key, value, row.sees(), 0.3, None).transpose(1, 2)
-    torch.testing.assert_close(attention.packed(query, key, value, row, 0.3, None, None), expected)
+    expected = dense(query, key, value, row.sees(), 0.3, None).transpose(1, 2)
+    torch.testing.assert_close(triton.packed(query, key, value, row, 0.3, None, None), expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -53,9 +54,9 @@ def test_the_kernel_sees_what_the_mask_says(shape, heads, groups, size, dtype, w
     generator = torch.Generator().manual_seed(0)
     draw = lambda h: torch.randn(2, length, h, size, generator=generator).to(DEVICE, dtype).transpose(1, 2)  # noqa: E731
     q, k, v = draw(heads), draw(heads // groups), draw(heads // groups)
-    out = attention.packed(q, k, v, row, 0.3, window, softcap)
+    out = triton.packed(q, k, v, row, 0.3, window, softcap)
     wide = [x.float() for x in (q, k, v)]
-    expected = _dense(*wide, row.sees(window), 0.3, softcap).transpose(1, 2)
+    expected = dense(*wide, row.sees(window), 0.3, softcap).transpose(1, 2)
     tolerance = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=tolerance)
     assert out.is_contiguous()

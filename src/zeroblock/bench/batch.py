@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..engine.engine import Over
+from ..engine.objective import Over
 from ..engine.pack import cost, pack
 from ..errors import ZeroBlockError
 from ..task import Encoded, Task

@@ -233,7 +233,7 @@ class SparseMeZO(MeZO):
 
     def __init__(self, model: nn.Module, lr: float, eps: float = 1e-3, seed: int = 0) -> None:
         super().__init__(model, lr, eps, seed)
-        self._thresholds = {name: Sparse(self.sparsity).threshold(param) for name, param in self.params.items()}
+        self._thresholds = {name: Sparse(self.sparsity).initial(param) for name, param in self.params.items()}
 
     def begin(self) -> None:
         self._masks = {name: param.data.abs() <= self._thresholds[name] for name, param in self.params.items()}

@@ -13,7 +13,6 @@ from ..engine.fork import ForkError
 from ..errors import unknown
 from ..method import METHODS, get, specimen
 from ..optimizer import ZeroOrder
-from ..subspace import LowRank
 from .batch import Batch, Load
 from .ceiling import Ceiling
 from .reference import REFERENCES, MeZO
@@ -122,7 +121,7 @@ class Ours:
 
     @property
     def captures(self) -> bool:
-        return self.engine.graphs is not None and self.optimizer.capturable
+        return self.engine.graphs is not None and self.optimizer.plan().capturable
 
     @property
     def held(self) -> int:
@@ -135,7 +134,9 @@ class Ours:
     def rewind(self, steps: int) -> None:
         self.optimizer.flush()
         fold = self.optimizer.fold
-        self.optimizer.load_state_dict({**self._start, "steps": -steps % fold if 2 * steps >= fold else 0})
+        self.optimizer.load_state_dict(self._start)
+        if 2 * steps >= fold:  # begin within a fold, so that the last step ends one
+            self.optimizer.enter(dataclasses.replace(self.optimizer.turn, step=-steps % fold))
 
     def gemm_ms(self, ceiling: Ceiling, load: Load) -> float | None:
         if not self.forked:
@@ -155,7 +156,7 @@ class Ours:
 
     @property
     def _low_rank(self) -> bool:
-        return isinstance(self.optimizer.subspace, LowRank)
+        return self.optimizer.subspace.folds
 
 
 def build(
@@ -182,10 +183,10 @@ def build(
     options: dict[str, Any] = {} if graphs is None else {"graphs": graphs}
     engine = Engine(model, fork=choice.engine == "forked", max_tokens=max_tokens, **options)
     if choice.engine == "forked" and not engine.forked:
-        raise ForkError(f"{type(model).__name__} cannot be forked: {engine.why}")
+        raise ForkError(f"{type(model).__name__} cannot be forked: {engine.reason}")
     plain, given = get(choice.method)(specimen()), {}
     if interval is not None and len(plain.blocks) > 1 and plain.interval > 1:
         given["interval"] = interval
-    if isinstance(plain.subspace, LowRank):  # as a run does
+    if plain.subspace.folds:  # as a run does
         given["fold"] = given.get("interval", plain.interval)
     return Ours(get(choice.method)(model, lr=LR, seed=seed, **given), engine, choice.engine == "forked")

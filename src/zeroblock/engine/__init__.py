@@ -5,6 +5,7 @@
 >>> optimizer.step(objective)                                     # doctest: +SKIP
 """
 
-from .engine import Engine, Objective, Score
+from .engine import Engine, Score
+from .objective import BatchObjective
 
-__all__ = ["Engine", "Objective", "Score"]
+__all__ = ["BatchObjective", "Engine", "Score"]

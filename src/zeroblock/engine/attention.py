@@ -1,7 +1,7 @@
 """Attention over a packed row, handed to transformers' models by its registry of attention functions.
 
-The function needs no mask: it reads which tokens see which from the row that is being
-run.  So a layer's own sliding window, soft cap and grouping of heads stay the model's.
+The function needs no mask: the row that is being run says which tokens see which.  A layer's
+own sliding window, soft cap and grouping of heads stay the model's.
 """
 
 from __future__ import annotations
@@ -10,52 +10,67 @@ import contextlib
 import contextvars
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from .. import family
+from ..interrupt import uninterrupted
+from ..ops.attention.reference import dense
 from .pack import Row
 
 NAME = "zeroblock"
-DENSE = 512
-"""On the CPU rows up to this length are masked whole; longer ones run example by example."""
+DENSE_TOKENS = 512
+"""On the CPU rows up to this length are masked whole; longer ones run this many queries at a time."""
 
-windows: set[int] = set()
-"""Those that layers have told :func:`attend` of."""
 
-_row: contextvars.ContextVar[Row] = contextvars.ContextVar("row")
+class _Pass(NamedTuple):
+    """The row that is being run, and the windows that layers have asked for in it."""
+
+    row: Row
+    windows: set[int]
+
+
+_running: contextvars.ContextVar[_Pass] = contextvars.ContextVar("running")
 
 
 def configs(model: nn.Module) -> list[Any]:
     """The configurations in which a model's layers look up their attention."""
     from transformers import PreTrainedConfig
 
-    found: dict[int, Any] = {}
+    by_id: dict[int, Any] = {}
     for module in model.modules():
         config: Any = getattr(module, "config", None)
         if isinstance(config, PreTrainedConfig):
-            found[id(config)] = config
-    return list(found.values())
+            by_id[id(config)] = config
+    return list(by_id.values())
 
 
 @contextlib.contextmanager
-def attending(configs: Sequence[Any], row: Row) -> Iterator[None]:
-    """Models of these configurations attend within this row inside."""
+def attending(configs: Sequence[Any], row: Row, windows: set[int] | None = None) -> Iterator[None]:
+    """A context in which models of these configurations attend within this row.
+
+    Args:
+        configs: of the model's modules.
+        row: the packed row that will run.
+        windows: collects the lengths of the windows that layers ask for.
+    """
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend)
     before = [config._attn_implementation for config in configs]
-    token = _row.set(row)
-    try:
-        for config in configs:
-            config._attn_implementation = NAME
-        yield
-    finally:
-        for config, name in zip(configs, before, strict=True):
-            config._attn_implementation = name
-        _row.reset(token)
+    with uninterrupted() as shield:
+        token = _running.set(_Pass(row, set() if windows is None else windows))
+        try:
+            for config in configs:
+                config._attn_implementation = NAME
+            with shield.opened():
+                yield
+        finally:
+            for config, name in zip(configs, before, strict=True):
+                config._attn_implementation = name
+            _running.reset(token)
 
 
 def attend(
@@ -78,51 +93,46 @@ def attend(
         key: (R, K, S, d), K dividing H.
         value: (R, K, S, d).
         attention_mask: not used; the row says what is seen.
-        scaling: of the scores; 1/√d unless given.
-        dropout: must be nought.
-        sliding_window: keys at least so many positions back are not seen.
+        scaling: of the scores; 1/√d by default.
+        dropout: must be zero.
+        sliding_window: keys at least this many positions back are not seen.
         softcap: c·tanh(score/c).
-        others: whatever else a model passes along; sinks are refused.
+        others: further arguments of the model; attention sinks are refused.
 
     Returns:
         (R, S, H, d), and None in place of the probabilities.
     """
     if dropout:
         raise ValueError("dropout in a forward that is measured")
-    if others.get("s_aux") is not None:
+    if family.sinks(others):
         raise ValueError("attention sinks are not packed")
+    row, windows = _running.get()
     if sliding_window is not None:
         windows.add(sliding_window)
-    row = _row.get()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.is_cuda and not torch.is_grad_enabled():
-        from ..ops import attention
+        from ..ops.attention.triton import packed
 
-        return attention.packed(query, key, value, row, scale, sliding_window, softcap), None
-    if query.is_cuda or query.shape[2] <= DENSE:  # with gradients on a GPU: some thirty launches a layer less
-        return _dense(query, key, value, row.sees(sliding_window), scale, softcap).transpose(1, 2), None
+        return packed(query, key, value, row, scale, sliding_window, softcap), None
+    if query.is_cuda or query.shape[2] <= DENSE_TOKENS:  # with gradients on a GPU: some thirty launches less per layer
+        return dense(query, key, value, row.sees(sliding_window), scale, softcap).transpose(1, 2), None
     parts = []
-    for a, b in _examples(row):
-        some = slice(a, b)
-        mask = row.sees(sliding_window, a, b)
-        parts.append(_dense(query[:, :, some], key[:, :, some], value[:, :, some], mask, scale, softcap))
+    for a, b, keys in _pieces(row):
+        mask = row.sees(sliding_window, slice(a, b), keys)
+        parts.append(dense(query[:, :, a:b], key[:, :, keys], value[:, :, keys], mask, scale, softcap))
     return torch.cat(parts, 2).transpose(1, 2), None
 
 
-def _examples(row: Row) -> list[tuple[int, int]]:
-    """First token and end of every run of tokens that see each other; padding is one."""
+def _pieces(row: Row) -> Iterator[tuple[int, int, slice | Tensor]]:
+    """First query and end of every piece of a row, with the keys that its queries may see.
+
+    A piece lies within one example, so a thousand options of one context cost a thousand
+    times the context and their own tokens, not the square of them all.
+    """
     edges = [0, *(torch.nonzero(row.start[1:] != row.start[:-1]).flatten() + 1).tolist(), len(row.start)]
-    return list(itertools.pairwise(edges))
-
-
-def _dense(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Attention under a mask: (R, H, S, d)."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1 and (query.is_cuda or softcap is not None):  # no fused kernel of a GPU takes groups and a mask
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if softcap is None:
-        grouped = query.shape[1] != key.shape[1]
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
-    scores = softcap * torch.tanh(query @ key.transpose(2, 3) * scale / softcap)
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1, dtype=torch.float32).to(value.dtype)
-    return weights @ value
+    for start, end in itertools.pairwise(edges):
+        for a in range(start, end, DENSE_TOKENS):
+            b = min(a + DENSE_TOKENS, end)
+            trunk, branch = int(row.trunk[a:b].max()), int(row.branch[a:b].min())
+            seen = torch.arange(start, b)
+            yield a, b, slice(start, b) if branch <= trunk else seen[(seen < trunk) | (seen >= branch)]

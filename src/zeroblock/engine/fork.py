@@ -21,15 +21,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from .. import family
+from ..basis import Basis
 from ..block import stacks
 from ..direction import METADATA, Member, Point
 from ..errors import ZeroBlockError
-from ..subspace import Elementwise, Factored
+from ..interrupt import uninterrupted
 
-PAIR = 1024
-"""Rows up to this many tokens take both copies of a layer at once, from one draw; longer ones one after another."""
-MANY = 8
-"""Unless so many layers are perturbed: then a second draw of them all takes longer than a second copy takes room."""
+PAIR_TOKENS = 1024
+"""Rows up to this many tokens get both copies of a layer at once, from one draw; longer ones one after the other."""
+PAIR_STAGES = 8
+"""With this many perturbed layers rows of any length get both: a second draw would cost more than a second copy."""
 
 Forward = Callable[..., Any]
 
@@ -64,7 +66,7 @@ class Anatomy:
 
         A layer that holds an active tensor, and every module outside the layers that does: a tied head is two of them.
         """
-        found: dict[int, tuple[nn.Module, list[Member]]] = {}
+        by_module: dict[int, tuple[nn.Module, list[Member]]] = {}
         for member in members:
             if member.name in self.shared:
                 raise ForkError(f"{member.name!r} is read in several places of the stack of layers")
@@ -72,8 +74,8 @@ class Anatomy:
             for module in [layer] if layer is not None else self.owners[member.name]:
                 if layer is None and any(True for _ in module.children()):
                     raise ForkError(f"{member.name!r} belongs to a module that holds others")
-                found.setdefault(id(module), (module, []))[1].append(member)
-        return list(found.values())
+                by_module.setdefault(id(module), (module, []))[1].append(member)
+        return list(by_module.values())
 
 
 class _Watch(TorchFunctionMode):
@@ -109,21 +111,22 @@ def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int, watch: bool 
     fork = _Fork(points, tokens, len(stages))
     replaced: list[tuple[nn.Module, Forward | None]] = []
     cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # it would hand one point's weights to the next
-    try:
-        for module, mine in stages:
-            for one, forward in fork.replacements(module, mine, anatomy):
-                replaced.append((one, vars(one).get("forward")))
-                one.forward = forward
-        with _Watch(fork, members) if watch else contextlib.nullcontext():
-            yield
-    finally:
-        for one, before in reversed(replaced):
-            if before is None:
-                del one.forward
-            else:
-                one.forward = before
-        torch.set_autocast_cache_enabled(cached)
+    with uninterrupted() as shield:
+        try:
+            torch.set_autocast_cache_enabled(False)  # it would hand one point's weights to the next
+            for module, mine in stages:
+                for one, forward in fork.replacements(module, mine, anatomy):
+                    replaced.append((one, vars(one).get("forward")))
+                    one.forward = forward
+            with _Watch(fork, members) if watch else contextlib.nullcontext(), shield.opened():
+                yield
+        finally:
+            for one, before in reversed(replaced):
+                if before is None:
+                    del one.forward
+                else:
+                    one.forward = before
+            torch.set_autocast_cache_enabled(cached)
 
 
 def scratch(anatomy: Anatomy, blocks: Iterable[Sequence[Member]], points: Sequence[Point], tokens: int) -> int:
@@ -138,9 +141,10 @@ def scratch(anatomy: Anatomy, blocks: Iterable[Sequence[Member]], points: Sequen
     most = 0
     for block in blocks:
         stages = anatomy.stages(block)
-        copies = 2 if _Fork(points, tokens, len(stages)).mirrored else 1
+        paired = all(member.basis.pairs for member in block if member.basis.factor_shape is None)
+        copies = 2 if paired and _Fork(points, tokens, len(stages)).mirrored else 1
         for _, members in stages:
-            most = max(most, copies * sum(m.param.nbytes for m in members if isinstance(m.basis, Elementwise)))
+            most = max(most, copies * sum(m.param.nbytes for m in members if m.basis.factor_shape is None))
     return most
 
 
@@ -153,7 +157,7 @@ class _Fork:
         """How many modules that show a point's weights are running, one within another."""
         a, b = points[0], points[-1]
         opposite = len(points) == 2 and a.direction is b.direction and a.scale == -b.scale
-        self.mirrored = opposite and a.direction.paired and (tokens <= PAIR or stages >= MANY)
+        self.mirrored = opposite and a.direction.paired and (tokens <= PAIR_TOKENS or stages >= PAIR_STAGES)
 
     def replacements(
         self, module: nn.Module, members: list[Member], anatomy: Anatomy
@@ -219,27 +223,27 @@ class _Fork:
 
     def factored(self, module: nn.Module, members: Sequence[Member]) -> Forward:
         """A matrix product with ±ε(xV)Uᵀ beside it: the perturbed matrix is never made."""
-        weight = next(m for m in members if isinstance(m.basis, Factored))
+        weight = next(m for m in members if m.basis.factor_shape is not None)
         bias = next((m for m in members if m is not weight), None)
         matrix, basis = weight.param, weight.basis
-        assert isinstance(basis, Factored)
         v, us = self._factors(matrix, basis)
 
         rows = len(self.points)
         plain = module._parameters.get("bias") if bias is None else None
 
-        if isinstance(module, nn.Embedding):
+        kind = family.product(module)
+        if kind == "embedding":
             inner = module.forward
 
             def embedding(ids: Tensor) -> Tensor:
                 beside = torch.cat([F.embedding(self._mine(ids, r), us[r]) for r in range(rows)])
-                y = inner(ids) + beside @ v.T
+                y: Tensor = inner(ids) + beside @ v.T
                 self.parted = True
                 return y
 
             return embedding
 
-        transposed = not isinstance(module, nn.Linear)  # transformers' Conv1D: y = xW
+        transposed = kind == "transposed"
         left, right = (us, v.T.expand(rows, -1, -1)) if transposed else (v, us.transpose(1, 2))
 
         def linear(x: Tensor) -> Tensor:
@@ -255,24 +259,22 @@ class _Fork:
 
         return linear
 
-    def _factors(self, matrix: Tensor, basis: Factored) -> tuple[Tensor, Tensor]:
+    def _factors(self, matrix: Tensor, basis: Basis) -> tuple[Tensor, Tensor]:
         """√ε·V of (n, r), and (B ± ε·U)/√ε for each point, (R, m, r), in the matrix's dtype."""
         size = max(abs(point.scale) for point in self.points)
         root = math.sqrt(size)  # shared by both factors: neither product leaves the range of 16 bits
-        us = torch.empty((len(self.points), basis.shape[0], basis.rank), dtype=matrix.dtype, device=matrix.device)
+        assert basis.factor_shape is not None
+        _, rank = basis.factor_shape
+        us = torch.empty((len(self.points), matrix.shape[0], rank), dtype=matrix.dtype, device=matrix.device)
         for u, point in zip(us, self.points, strict=True):
             basis.coordinates_(u, point.direction.key, point.scale, 1 / root)
         return basis.factor(matrix.device, root, matrix.dtype), us
 
     def _copies(self, members: Sequence[Member]) -> Iterator[list[Tensor]]:
         """For each point the active tensors of a module there."""
-        bases = [member.basis for member in members]
-        if self.mirrored and all(isinstance(basis, Elementwise) for basis in bases):
+        if self.mirrored and all(member.basis.pairs for member in members):
             direction, scale = self.points[0]
-            key, rounding = direction.key, direction.rounding
-            pairs = [
-                m.basis.mirrored(m.param, key, scale, rounding) for m in members if isinstance(m.basis, Elementwise)
-            ]
+            pairs = [m.basis.mirrored(m.param, direction.key, scale) for m in members]
             yield [plus for plus, _ in pairs]
             yield [minus for _, minus in pairs]
             return
@@ -281,7 +283,7 @@ class _Fork:
 
     def _at(self, member: Member, r: int) -> Tensor:
         direction, scale = self.points[r]
-        return member.at(member.param.data, direction.key, scale, direction.rounding)
+        return member.perturbed(member.param.data, direction.key, scale)
 
     def _rows(self, x: Tensor) -> Tensor:
         """x with a row for each point."""
@@ -309,16 +311,14 @@ class _Fork:
 
 
 def _low_rank(members: Sequence[Member]) -> bool:
-    return any(isinstance(member.basis, Factored) for member in members)
+    return any(member.basis.factor_shape is not None for member in members)
 
 
 def _beside(owner: nn.Module, members: Sequence[Member]) -> bool:
     """Whether a module's active tensors can be perturbed in it alone, without copies of its matrices."""
-    if not any(isinstance(member.basis, Factored) for member in members):
-        return all(member.param.dim() < 2 for member in members) and not any(True for _ in owner.children())
-    if type(owner) is nn.Embedding:  # subclasses shift ids or scale rows
-        return owner.max_norm is None
-    return type(owner) is nn.Linear or type(owner).__name__ == "Conv1D"
+    if _low_rank(members):
+        return family.product(owner) is not None
+    return all(member.param.dim() < 2 for member in members) and not any(True for _ in owner.children())
 
 
 def _join(outs: Sequence[Any]) -> Any:

@@ -1,14 +1,14 @@
 """Packing: a batch of examples as one row of tokens.
 
-Examples lie end to end with restarting positions.  What an example's options share
-(the context, and the tokens all options begin with) is its trunk, laid down once;
-what is left of each option branches off it.  The last token of an option is only
-ever predicted, so it is not in the row, and single-token options cost nothing.
+Examples lie end to end with restarting positions.  An example's trunk, laid down once, is what
+its options share: the context, and the tokens that all options begin with.  The rest of each
+option branches off it.  The last token of an option is only ever predicted, so it is not in
+the row, and single-token options cost nothing.
 
     row       [ trunk of 0 | branch | branch ][ trunk of 1 ][ trunk of 2 | branch ] …
 
 A token sees its example's trunk and its own branch up to itself.  As every example is
-contiguous, two numbers a token say so: see :class:`Row`.
+contiguous, three numbers per token say so: see :class:`Row`.
 """
 
 from __future__ import annotations
@@ -79,21 +79,23 @@ class Row:
         """Rows of equal shapes can take each other's numbers."""
         return tuple(tuple(getattr(self, f.name).shape) for f in dataclasses.fields(self))
 
-    def sees(self, window: int | None = None, a: int = 0, b: int | None = None) -> Tensor:
-        """The mask of the tokens a to b: True where the query (row) sees the key (column).
+    def sees(
+        self, window: int | None = None, queries: slice = slice(None), keys: slice | Tensor = slice(None)
+    ) -> Tensor:
+        """The mask of attention, (queries, keys): True where the query sees the key.
 
         Args:
-            window: a key at least so many positions back is not seen either.
-            a: first token.
-            b: end; that of the row unless given.
+            window: keys at least this many positions back are not seen either.
+            queries: a piece of the row; all of it by default.
+            keys: a piece of the row, or (K,) ascending places of it; all of it by default.
         """
-        q = slice(a, b)
-        at = torch.arange(len(self.tokens), device=self.tokens.device)[q]
-        key, query = at[None, :], at[:, None]
-        mask = (key >= self.start[q, None]) & (key < self.trunk[q, None]) | (key >= self.branch[q, None])
+        places = torch.arange(len(self.tokens), device=self.tokens.device)
+        query, key = places[queries, None], places[keys][None, :]
+        mask = (key >= self.start[queries, None]) & (key < self.trunk[queries, None])
+        mask |= key >= self.branch[queries, None]
         mask &= key <= query
         if window is not None:
-            mask &= self.positions[q, None] - self.positions[None, q] < window
+            mask &= self.positions[queries, None] - self.positions[keys][None, :] < window
         return mask
 
 

@@ -232,7 +232,8 @@ class Header:
             model: with the base weights; its ``requires_grad`` flags become those of the run.
             force: accept other base weights and another version of the package.
         """
-        from ..optimizer import ZeroOrder, is_matrix
+        from ..optimizer import ZeroOrder
+        from ..weights import is_matrix
 
         self.check_versions(force=force)
         self.check_base(model, force=force)
@@ -277,7 +278,7 @@ def _method(optimizer: ZeroOrder) -> dict[str, Any]:
 
 
 def _decays(optimizer: ZeroOrder) -> str | tuple[str, ...]:
-    from ..optimizer import is_matrix
+    from ..weights import is_matrix
 
     if optimizer.decays is is_matrix:
         return MATRICES

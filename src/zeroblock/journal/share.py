@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ZeroBlockError, ZeroBlockWarning
-from ..rerun import Progress, replay
+from ..fused import Progress
+from ..rerun import replay
 from . import file
 from .card import card
 

@@ -14,16 +14,17 @@ from typing import Any
 from .. import block as blocks_of
 from ..block import Block, Partition
 from ..errors import ZeroBlockError, unknown
-from ..estimator import OneSided, TwoSided
-from ..rule import SGD, Adam, Momentum, Sign
+from ..estimator import ESTIMATORS
+from ..registry import Registry
+from ..rule import RULES
 from ..schedule import SCHEDULES, Schedule
-from ..subspace import Bernoulli, Full, LowRank, Sparse
+from ..subspace import SUBSPACES
 
-KNOWN: dict[str, dict[str, type]] = {
-    "schedule": {cls.__name__: cls for cls in SCHEDULES.values()},
-    "subspace": {cls.__name__: cls for cls in (Full, LowRank, Sparse, Bernoulli)},
-    "estimator": {cls.__name__: cls for cls in (TwoSided, OneSided)},
-    "rule": {cls.__name__: cls for cls in (SGD, Momentum, Sign, Adam)},
+KNOWN: dict[str, Registry] = {
+    "schedule": SCHEDULES,
+    "subspace": SUBSPACES,
+    "estimator": ESTIMATORS,
+    "rule": RULES,
 }
 DEPTH = 4  # parts within parts: Adaptive holds the schedule of its warm-up
 
@@ -32,7 +33,7 @@ Spec = dict[str, Any]
 
 def describe(kind: str, part: object) -> Spec | None:
     """A part as data; None for one that is not zeroblock's own, which a file cannot rebuild."""
-    if KNOWN[kind].get(type(part).__name__) is not type(part):
+    if KNOWN[kind].classes().get(type(part).__name__) is not type(part):
         return None
     found: Spec = {"name": type(part).__name__}
     for field in dataclasses.fields(part):  # type: ignore[arg-type]
@@ -53,9 +54,10 @@ def build(kind: str, spec: object, depth: int = DEPTH) -> Any:
             "build the optimizer in Python and give zb.replay the records"
         )
     name = spec["name"]
-    if name not in KNOWN[kind]:
-        raise unknown(kind, name, KNOWN[kind])
-    cls = KNOWN[kind][name]
+    classes = KNOWN[kind].classes()
+    if name not in classes:
+        raise unknown(kind, name, classes)
+    cls = classes[name]
     hints = typing.get_type_hints(cls)
     fields = [field.name for field in dataclasses.fields(cls)]
     if set(spec) != {"name", *fields}:

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from ..errors import ZeroBlockError
-from ..estimator import clipped
 from ..schedule import Adaptive
+from ..turn import clamped
 from . import figure
 from .runner import Runner
 from .study import Frames
@@ -39,7 +39,7 @@ def read(path: Path) -> list[Seen]:
 
         contents = read_journal(path)
         clip = contents.header.method.get("clip")
-        taken = [Seen(record.step, record.block, clipped(record.coeffs, clip)) for record in contents.records]
+        taken = [Seen(record.step, record.block, clamped(record.coeffs, clip)) for record in contents.records]
         if not taken:
             raise ZeroBlockError(f"{path} holds no records")
         return taken

@@ -33,10 +33,10 @@ def current(optimizer: ZeroOrder, hessian: Hessian) -> float:
     total = 0.0
     for name, param, basis in optimizer.members:
         if isinstance(basis, Orthonormal):
-            total += alignment(hessian, basis.factor)
+            total += alignment(hessian, basis.columns)
             continue
         # an element that takes noise moves: a normal number is never zero
-        moved = basis.perturbed(torch.zeros_like(param), Key(0, 0), 1.0, optimizer.rounding) != 0
+        moved = basis.perturbed(torch.zeros_like(param), Key(0, 0), 1.0) != 0
         first = optimizer.offsets[name]
         total += float(hessian.diagonal[first : first + param.numel()][moved].sum()) / hessian.top
     return total

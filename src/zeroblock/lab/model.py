@@ -23,7 +23,8 @@ from ..block import Block, Partition, layers
 from ..direction import Swapped
 from ..errors import ZeroBlockError
 from ..estimator import TwoSided
-from ..noise import Distribution, Key, normal
+from ..noise import Distribution, Draw, Key
+from ..ops import normal
 from ..optimizer import ZeroOrder
 
 Closure = Callable[[], Tensor]
@@ -207,7 +208,7 @@ def _draw(
     params: Sequence[tuple[str, Tensor]], offsets: dict[str, int], key: Key, distribution: Distribution
 ) -> list[Tensor]:
     return [
-        normal(key, offsets[name], tuple(p.shape), device=p.device, dtype=p.dtype, distribution=distribution)
+        normal(Draw(key, offsets[name], distribution), tuple(p.shape), device=p.device, dtype=p.dtype)
         for name, p in params
     ]
 
@@ -350,9 +351,7 @@ def _gram(optimizer: ZeroOrder, closures: Sequence[Closure], m: int, eps: float)
     with torch.no_grad():
         for i in range(m):
             for j in range(i + 1, m):
-                first, second = (
-                    Swapped(Key(optimizer.seed, 0, k), optimizer.members, optimizer.rounding) for k in (i, j)
-                )
+                first, second = (Swapped(Key(optimizer.seed, 0, k), optimizer.members) for k in (i, j))
                 for a in (1, -1):
                     with first:
                         first.move(a * eps)

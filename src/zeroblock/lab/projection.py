@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ..basis import Alphas, Basis, Site
 from ..block import Block, whole
 from ..errors import ZeroBlockError
 from ..estimator import TwoSided
-from ..noise import BASIS, Distribution, Key, Rounding, normal
+from ..noise import BASIS, Draw, Key
+from ..ops import normal
 from ..optimizer import ZeroOrder
 from ..schedule import Ascending, Uniform
-from ..subspace import Alphas, Basis, Bernoulli, Subspace
+from ..subspace import Bernoulli, Subspace
 from .quadratic import Hessian, Quadratic
 
 
@@ -40,65 +41,56 @@ def orthonormalised(x: Tensor) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Orthonormal:
+class Orthonormal(Basis):
     """P = U with orthonormal columns, for a tensor of d elements; U is kept, d×s, never UUᵀ."""
 
-    factor: Tensor
-    offset: int
-    distribution: Distribution = Distribution.NORMAL
+    columns: Tensor
+    site: Site
+
+    carries = True
 
     @property
-    def size(self) -> int:  # type: ignore[override]
-        return self.factor.shape[1]
+    def size(self) -> int:
+        return self.columns.shape[1]
 
     def _lifted(self, z: Tensor, param: Tensor) -> Tensor:
-        return (self.factor @ z.double()).to(param.dtype).view(param.shape)
+        return (self.columns @ z.double()).to(param.dtype).view(param.shape)
 
-    def _draw(self, key: Key) -> Tensor:
-        return normal(key, self.offset, (self.size,), distribution=self.distribution)
+    def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
+        return param.detach() + eps * self._lifted(self.coords(param, key, slice(None)), param)
 
-    def perturbed(self, param: Tensor, key: Key, eps: float, rounding: Rounding) -> Tensor:
-        return param.detach() + eps * self._lifted(self._draw(key), param)
-
-    def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float, rounding: Rounding) -> None:
+    def combined(self, param: Tensor, key: Key, alphas: Alphas, span: slice) -> Tensor:
+        """In fp64: the lab's quadratics are, too."""
         z = torch.zeros(self.size, dtype=torch.float64)
         for k, alpha in enumerate(alphas):
-            z.add_(self._draw(key.to(probe=key.probe + k)), alpha=alpha)
-        param.detach().mul_(decay).add_(self._lifted(z, param))
-
-    def spans(self) -> Iterator[slice]:
-        yield slice(0, self.size)
+            z.add_(self.coords(param, key.to(probe=key.probe + k), span), alpha=float(alpha))
+        return z
 
     def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
-        return self._draw(key)[span]
+        return normal(Draw(key, self.site.offset, self.site.distribution), (self.size,))[span]
 
-    def lift_(
-        self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float, rounding: Rounding
-    ) -> None:
+    def lift_(self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float) -> None:
         param.detach().mul_(decay).add_(self._lifted(delta, param), alpha=alpha)
 
     def transport(self, state: Tensor, old: Basis) -> Tensor:
         assert isinstance(old, Orthonormal)
-        return (self.factor.T @ (old.factor @ state.double())).float()
+        return (self.columns.T @ (old.columns @ state.double())).float()
 
 
 @dataclasses.dataclass(frozen=True)
-class Haar:
+class Haar(Subspace):
     """A subspace of s dimensions, uniform on the Grassmannian, redrawn each turn; for modules of one tensor."""
 
     s: int
 
-    def threshold(self, param: Tensor) -> None:
-        return None
-
-    def basis(self, param: Tensor, key: Key, offset: int, threshold: float | None, distribution: Distribution) -> Basis:
+    def basis(self, param: Tensor, key: Key, site: Site) -> Basis:
         _check_size(self.s, param.numel())
-        x = normal(key.to(stream=BASIS), offset, (param.numel(), self.s), dtype=torch.float64)
-        return Orthonormal(orthonormalised(x), offset, distribution)
+        x = normal(Draw(key.to(stream=BASIS), site.offset), (param.numel(), self.s), dtype=torch.float64)
+        return Orthonormal(orthonormalised(x), site)
 
 
 @dataclasses.dataclass(frozen=True)
-class Aligned:
+class Aligned(Subspace):
     """⌈sγ⌉ eigenvectors of H drawn at random, the other columns Haar in their complement.
 
         U = [M₁, M₂]      M₂ = orth(R - M₁M₁ᵀR)
@@ -126,20 +118,17 @@ class Aligned:
         """⌈sγ⌉; the guard keeps 100 × 0.07 from being 8."""
         return math.ceil(round(self.s * self.gamma, 9))
 
-    def threshold(self, param: Tensor) -> None:
-        return None
-
-    def basis(self, param: Tensor, key: Key, offset: int, threshold: float | None, distribution: Distribution) -> Basis:
+    def basis(self, param: Tensor, key: Key, site: Site) -> Basis:
         d, r = self.vectors.shape
         _check_size(self.s, d)
         address = key.to(stream=BASIS)
-        order = normal(address.to(probe=1), offset, (r,)).argsort()
+        order = normal(Draw(address.to(probe=1), site.offset), (r,)).argsort()
         first = self.vectors[:, order[: self.chosen]]
         if self.chosen == self.s:
-            return Orthonormal(first, offset, distribution)
-        x = normal(address, offset, (d, self.s - self.chosen), dtype=torch.float64)
+            return Orthonormal(first, site)
+        x = normal(Draw(address, site.offset), (d, self.s - self.chosen), dtype=torch.float64)
         rest = orthonormalised(x - first @ (first.T @ x))
-        return Orthonormal(torch.cat([first, rest], dim=1), offset, distribution)
+        return Orthonormal(torch.cat([first, rest], dim=1), site)
 
 
 def _check_size(s: int, d: int) -> None:

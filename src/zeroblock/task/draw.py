@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..noise import Key, uniform
+from ..noise import Key
+from ..ops import uniform
 
 DATA = 4
 """A noise stream of its own, beside those of :mod:`zeroblock.noise`."""

@@ -13,7 +13,6 @@ from ..method import METHODS, specimen
 from ..noise import Rounding
 from ..optimizer import ZeroOrder
 from ..schedule import by_name as schedule_by_name
-from ..subspace import LowRank
 
 
 class Choice(Protocol):
@@ -81,7 +80,7 @@ def _fold(plain: ZeroOrder, config: Choice) -> int:
 
 
 def _can_fold(plain: ZeroOrder, config: Choice) -> bool:
-    return isinstance(plain.subspace, LowRank) and not config.as_published and not config.weight_decay
+    return plain.subspace.folds and not config.as_published and not config.weight_decay
 
 
 def fold_advice(config: Choice, built: ZeroOrder) -> str:

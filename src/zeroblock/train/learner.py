@@ -11,7 +11,8 @@ from torch import nn
 
 from ..errors import ZeroBlockError
 from ..journal import Record
-from ..optimizer import Closure, ZeroOrder
+from ..optimizer import ZeroOrder
+from ..step import Closure
 from .compose import optimizer
 from .config import BACKPROPAGATION, Config
 
@@ -56,7 +57,7 @@ class ZerothOrder:
 
     @property
     def steps(self) -> int:
-        return self.optimizer.steps
+        return int(self.optimizer.steps)
 
     def step(self, objectives: Sequence[Closure], lr: float) -> None:
         self.optimizer.param_groups[0]["lr"] = lr

@@ -16,10 +16,10 @@ import torch
 from ..errors import ZeroBlockError
 from ..evaluate.measurement import Measurement
 from ..journal import Header, Journal, Record, replay
-from ..optimizer import PENDING
 from ..report.summary import summarize
 from ..report.track import Silent, Tracker, tracker
 from ..report.view import Meter, View, peak_memory
+from ..run.queue import MAX_STEPS
 from . import snapshot
 from .batch import Batches
 from .folder import Folder
@@ -225,7 +225,7 @@ class Session:
 
     def _rescue(self) -> None:
         """Write down the steps that were under way when something failed; the failure is what is reported."""
-        for _ in range(PENDING + 1):  # each attempt that fails has one step fewer before it
+        for _ in range(MAX_STEPS + 1):  # each attempt that fails has one step fewer before it
             with contextlib.suppress(Exception):
                 self._flush()
                 return

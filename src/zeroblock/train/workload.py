@@ -18,7 +18,7 @@ from ..engine import Engine
 from ..errors import ZeroBlockError
 from ..evaluate.demonstration import Demonstrations
 from ..evaluate.evaluator import Evaluator, Exam
-from ..optimizer import Closure
+from ..step import Closure
 from ..task.own import is_path
 from . import cache
 from .batch import digest, fingerprint

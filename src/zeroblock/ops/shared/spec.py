@@ -1,4 +1,4 @@
-"""The numbers of ``docs/noise.md``, shared by all implementations of it.
+"""The constants of ``docs/noise.md``, shared by all implementations of it.
 
 The three polynomials are minimax fits, rounded to fp32:
 
@@ -11,10 +11,6 @@ coefficients reproduce them to the bit.
 """
 
 from __future__ import annotations
-
-import dataclasses
-
-from ..noise import Key
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -40,21 +36,3 @@ LOG = _f32(
 )
 SIN = _f32("0x1.921fb6p+1", "-0x1.4abbc2p+2", "0x1.4668bp+1", "-0x1.324ccap-1", "0x1.3daff6p-4")
 COS = _f32("0x1.fffffep-1", "-0x1.3bd3a6p+2", "0x1.03bd06p+2", "-0x1.54f61ap+0", "0x1.c1f066p-3")
-
-
-@dataclasses.dataclass(frozen=True)
-class Magnitude:
-    """Keeps the elements with abs(x) ≤ threshold."""
-
-    threshold: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Bernoulli:
-    """Keeps the elements whose word under ``key`` is at most ``limit`` (of 2³² - 1)."""
-
-    key: Key
-    limit: int
-
-
-Mask = Magnitude | Bernoulli

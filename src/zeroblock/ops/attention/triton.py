@@ -1,13 +1,6 @@
-"""Attention over a packed row as a Triton kernel: tiles of keys that no query of a tile sees are never touched.
-
-Which key a query sees is three numbers of the query (see ``engine.pack.Row``), so there is no mask in memory:
-k ≤ q, and start[q] ≤ k < trunk[q] or k ≥ branch[q].  The plain version it is tested against is
-``engine.attention._dense`` under ``Row.sees``.
-"""
+"""The GPU kernel (Triton): tiles of keys that no query of a tile sees are never touched."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -15,8 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-if TYPE_CHECKING:
-    from ..engine.pack import Row
+from . import Packed
 
 
 @triton.jit
@@ -76,7 +68,7 @@ def _packed(
 
 
 def packed(
-    query: Tensor, key: Tensor, value: Tensor, row: Row, scale: float, window: int | None, softcap: float | None
+    query: Tensor, key: Tensor, value: Tensor, row: Packed, scale: float, window: int | None, softcap: float | None
 ) -> Tensor:
     """Attention of a packed row.
 
@@ -84,9 +76,9 @@ def packed(
         query: (R, H, S, d).
         key: (R, K, S, d), K dividing H.
         value: (R, K, S, e).
-        row: of S tokens.
+        row: which of the S tokens see which.
         scale: of the scores.
-        window: keys at least so many positions back are not seen.
+        window: a query does not see keys this many positions back, or more.
         softcap: c·tanh(score/c).
 
     Returns:
@@ -94,7 +86,7 @@ def packed(
     """
     wide, size = value.shape[-1], max(query.shape[-1], value.shape[-1])
     if query.shape[-1] != wide:
-        query, key, value = (F.pad(x, (0, size - x.shape[-1])) for x in (query, key, value))  # noughts change no score
+        query, key, value = (F.pad(x, (0, size - x.shape[-1])) for x in (query, key, value))  # zeros change no score
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     rows, heads, length, _ = query.shape
     out = torch.empty(rows, length, heads, size, dtype=query.dtype, device=query.device)

@@ -1,0 +1,112 @@
+"""The forward pass over a row: at the weights as they are, or forked at several points of a step."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..direction import Point
+from ..errors import ZeroBlockWarning
+from ..exclusive import exclusive
+from ..run.graph import Graphs
+from .attention import attending, configs
+from .fork import Anatomy, ForkError, forking
+from .pack import Padded, Row
+
+MAX_LOGITS = 1 << 26
+"""Logits that are normalised at a time, in fp32: 256 MiB."""
+
+
+class Forward:
+    """A model's own forward pass, run on packed rows.
+
+    Args:
+        model: its weights are only read.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.device, self.dtype = next((p.device, p.dtype) for p in model.parameters())
+        self.numel = sum(p.numel() for p in model.parameters())
+        self.anatomy = Anatomy(model)
+        self.configs = configs(model)
+        self.reason = ""
+        """Why the model is not packed or not forked; empty where it is."""
+        self.packed = False
+        """Whether examples share a row."""
+        self.forked = False
+        """Whether the points of a step run in one pass."""
+        self.max_length: float = math.inf
+        """Tokens of an example up to which packed rows are right: a model may apply its window in the mask alone."""
+        self.graphs: Graphs | None = None
+        """Captured steps, where steps are submitted to a GPU."""
+        self._watched: set[tuple[tuple[int, type], ...]] = set()
+        """Blocks whose weights were seen to be read only where a point's copies are shown."""
+
+    @functools.cached_property
+    def told(self) -> bool:
+        """Whether the model looks up its attention in transformers' registry; otherwise it is given a mask."""
+        return any(getattr(module, "_supports_attention_backend", False) for module in self.model.modules())
+
+    def unfork(self, reason: str) -> None:
+        """Measure one point after another from here on, and say why."""
+        self.forked, self.graphs, self.reason = False, None, reason
+        warnings.warn(
+            f"{type(self.model).__name__} is measured one point after another: {reason}", ZeroBlockWarning, stacklevel=7
+        )
+
+    def totals(self, row: Row | Padded, points: Sequence[Point] = (), windows: set[int] | None = None) -> Tensor:
+        """Log-probabilities of a row's options.
+
+        Args:
+            row: R options of some examples, on the device.
+            points: where to evaluate; at the weights as they are by default.
+            windows: collects the lengths of the attention windows that layers ask for.
+
+        Returns:
+            (points or 1, options) in fp32.
+        """
+        with exclusive(self.model):
+            if isinstance(row, Padded):
+                if points:
+                    raise ForkError(f"an example is longer than the {self.max_length:,} tokens it looks back over")
+                logits = self.model(input_ids=row.tokens, attention_mask=row.mask, use_cache=False).logits
+                return _totals(logits.flatten(0, 1)[None], row)
+            fork: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            block = tuple((id(m.param), type(m.basis)) for m in points[0].direction.members) if points else ()
+            if points:
+                fork = forking(self.anatomy, points, len(row.tokens), watch=block not in self._watched)
+            mask = None if self.told else _additive(row, self.dtype)
+            with fork, attending(self.configs, row, windows) if self.told else contextlib.nullcontext():
+                logits = self.model(
+                    input_ids=row.tokens[None], position_ids=row.positions[None], attention_mask=mask,
+                    logits_to_keep=row.keep, use_cache=False,
+                ).logits  # fmt: skip
+            self._watched.add(block)
+        if points and len(logits) != len(points):
+            if len(logits) != 1:
+                raise ForkError(f"it returns {len(logits)} rows for {len(points)} points")
+            logits = logits.expand(len(points), -1, -1)  # no weight of the block was read
+        return _totals(logits, row)
+
+
+def _totals(logits: Tensor, row: Row | Padded) -> Tensor:
+    """Sums of log-probabilities by option: (R, P, V) → (R, O), in fp32, in an order that no device changes."""
+    count, _, words = logits.shape
+    positions = max(1, MAX_LOGITS // (count * words))
+    norms = torch.cat([part.float().logsumexp(-1) for part in logits.split(positions, 1)], 1)
+    scored = logits[:, row.source, row.target].float() - norms[:, row.source]
+    return torch.cat([scored, scored.new_zeros(count, 1)], 1)[:, row.spans].sum(-1)
+
+
+def _additive(row: Row, dtype: torch.dtype) -> Tensor:
+    """The mask as numbers to be added to scores: (1, 1, S, S)."""
+    seen = row.sees()
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return mask.masked_fill(~seen, torch.finfo(dtype).min)[None, None]

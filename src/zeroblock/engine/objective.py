@@ -1,0 +1,145 @@
+"""The objective of a batch: packed rows, and how their log-probabilities become one loss."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..direction import Point
+from ..step import Objective, Plan, Staged, evaluation
+from .fork import ForkError, scratch
+from .forward import Forward
+from .pack import Padded, Row
+
+Over = Literal["options", "answer"]
+"""What an example's loss is: cross-entropy over its options, or the negative log-probability of its answer."""
+Reduction = Literal["tokens", "examples"]
+"""What the loss of a batch is the mean over."""
+
+
+@dataclass(frozen=True)
+class BatchObjective(Objective):
+    """The mean loss of a batch of examples.
+
+    Args:
+        forward: runs the rows.
+        rows: each with the labels of its examples.
+        over: see :meth:`Engine.objective`.
+        reduction: see :meth:`Engine.objective`.
+        examples: how many there are in all rows.
+    """
+
+    forward: Forward
+    rows: Sequence[tuple[Row | Padded, Tensor]]
+    over: Over
+    reduction: Reduction
+    examples: int
+
+    def __call__(self) -> Tensor:
+        """The loss at the weights as they are: a scalar in fp32, differentiable where gradients are on."""
+        with evaluation(self.forward.model):
+            return self.losses(())[0]
+
+    @property
+    def weight(self) -> float:
+        return float(sum(int(row.lengths.sum()) for row, _ in self.rows)) if self._by_token else float(self.examples)
+
+    @property
+    def submits(self) -> bool:
+        return self.forward.graphs is not None and self.forward.forked
+
+    @torch.no_grad()
+    def measure(self, points: Sequence[Point]) -> Tensor:
+        if self.forward.forked:
+            try:
+                return self.losses(points).double().cpu()
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # models of any family may fail on the rows of several points
+                self.forward.unfork(str(error) if isinstance(error, ForkError) else one_line(error))
+        return super().measure(points)
+
+    @torch.no_grad()
+    def submit(self, points: Sequence[Point]) -> Tensor | None:
+        try:
+            return self.losses(points)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # ``measure`` will meet it again, and say why
+            return None
+
+    def stage(self) -> Staged | None:
+        graphs, (row, labels) = self.forward.graphs, self.rows[0]
+        if graphs is None or len(self.rows) != 1 or not isinstance(row, Row):
+            return None
+        if not graphs.pays(len(row.tokens), self.forward.numel):
+            return None
+        flat = row.flat()
+        return Staged(
+            graphs,
+            (row.shapes, self.over, self.reduction),
+            torch.cat([flat, labels]),
+            functools.partial(self._bound, row, len(flat)),
+            functools.partial(self._reserved, len(row.tokens)),
+            self.forward.device,
+        )
+
+    def _bound(self, row: Row, size: int, batch: Tensor) -> Callable[[Sequence[Point]], Tensor]:
+        """The function that measures a batch in a buffer on the device: the row's fields, then the labels."""
+        return replace(self, rows=[(row.view(batch[:size]), batch[size:])]).losses
+
+    def _reserved(self, tokens: int, plan: Plan) -> int:
+        """Bytes of any block's copies, and of what a layer computes beside them."""
+        params, inside = plan.weights.params, self.forward.anatomy.layer
+        widest = max((max(params[name].shape, default=1) for name in inside if name in params), default=1)
+        beside = 4 * tokens * widest * self.forward.dtype.itemsize  # its widest product, in and out of the activation
+        blocks = (plan.weights.members(block, plan.turn.number) for block in range(len(plan.weights.blocks)))
+        return scratch(self.forward.anatomy, blocks, plan.points, tokens) + beside
+
+    def losses(self, points: Sequence[Point]) -> Tensor:
+        """(points,) the loss at each point in fp32, or one at the weights as they are."""
+        sums, tokens = [], []
+        for row, labels in self._placed:
+            totals = self.forward.totals(row, points)
+            if self._by_token:
+                sums.append(-totals.sum(-1))
+                tokens.append(row.lengths.sum())
+            else:
+                sums.append(_losses(totals, row, labels, self.over).sum(-1))
+        return torch.stack(sums).sum(0) / (torch.stack(tokens).sum() if self._by_token else self.examples)
+
+    @property
+    def _by_token(self) -> bool:
+        """Whether the loss is a mean over the tokens of all answers."""
+        return self.over == "answer" and self.reduction == "tokens"
+
+    @functools.cached_property
+    def _placed(self) -> list[tuple[Row | Padded, Tensor]]:
+        """The rows on the device."""
+        device = self.forward.device
+        return [(row.to(device), _sent(labels, device)) for row, labels in self.rows]
+
+
+def _sent(x: Tensor, device: torch.device) -> Tensor:
+    """The same on a device, by a copy that does not wait."""
+    if device.type == "cuda" and not x.is_cuda:
+        x = x.pin_memory()
+    return x.to(device, non_blocking=True)
+
+
+def _losses(totals: Tensor, row: Row | Padded, labels: Tensor, over: Over) -> Tensor:
+    """(R, O) → the loss of each example, (R, E)."""
+    means = totals / row.lengths
+    logits = torch.cat([means, means.new_full((len(means), 1), -torch.inf)], 1)[:, row.slots]  # (R, E, most options)
+    right = logits.gather(2, labels.expand(len(means), -1)[:, :, None])[:, :, 0]
+    return -right if over == "answer" else logits.logsumexp(-1) - right
+
+
+def one_line(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -1,0 +1,91 @@
+"""The trial of a model: whether packed examples score as they do alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+
+import torch
+
+from .. import family
+from ..errors import ZeroBlockError
+from ..step import evaluation
+from ..task.encoding import Encoded
+from ..weights import compiled
+from .forward import Forward
+from .objective import one_line
+from .pack import pack, pad
+
+PRECISE, ROUGH = 1e-3, 0.3
+"""Differences per token that pass, with fp32 products and with 16-bit ones; bf16 on SmolLM2 differs by 0.07."""
+
+
+@torch.no_grad()
+def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
+    """Try a packed row against single strings; says why in ``forward.reason`` where they differ.
+
+    Args:
+        forward: of the model; its ``max_length`` is set, too.
+        multiples: that the lengths of the trial's row are rounded up to.
+    """
+    examples = _specimens(forward)
+    with evaluation(forward.model):
+        try:
+            alone = torch.cat([forward.totals(pad([one]).to(forward.device))[0] for one in examples])
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # models of any family may raise anything
+            raise ZeroBlockError(
+                f"{type(forward.model).__name__} does not run on a short text ({one_line(error)})"
+            ) from error
+        if compiled(forward.model):
+            forward.reason = "it is compiled; give the plain model, whose steps are captured as graphs on a GPU"
+            return False
+        if not forward.told and any(map(family.counts_places, forward.configs)):
+            forward.reason = "it has a window or a bias of attention of its own, which counts the places of a row"
+            return False
+        try:
+            row, windows = pack(examples, *multiples).to(forward.device), set[int]()
+            together = forward.totals(row, windows=windows)[0]
+        except Exception as error:  # models of any family may raise anything on a packed row
+            forward.reason = f"it cannot run a packed row ({one_line(error)})"
+            return False
+    named = itertools.chain.from_iterable(map(family.windows, forward.configs))
+    forward.max_length = min((size for size in named if size not in windows), default=math.inf)
+    difference = float(((alone - together) / row.lengths).abs().max())  # per token
+    if not difference <= (PRECISE if _precise(forward) else ROUGH):
+        forward.reason = (
+            f"packed examples do not score as they do alone (by {difference:.2g} per token): its layers carry "
+            "something from token to token, or count the places of a row"
+        )
+        return False
+    return True
+
+
+def _precise(forward: Forward) -> bool:
+    """Whether products have at least the precision of fp32; TF32 has that of 16 bits."""
+    if forward.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(forward.device.type):
+        return False
+    tf32 = torch.backends.cuda.matmul.allow_tf32 or os.environ.get("NVIDIA_TF32_OVERRIDE") == "1"
+    return not (tf32 and forward.device.type == "cuda")
+
+
+def _specimens(forward: Forward) -> list[Encoded]:
+    """Examples that score differently in a row than alone, unless the model looks only where it is told to.
+
+    The last one's options lie far from their context, so that a wrong distance is a large one.
+    """
+    words = min((c.vocab_size for c in forward.configs if getattr(c, "vocab_size", None)), default=10)
+    ids = (words // 4 + 37 * i % (words // 2 + 1) for i in itertools.count())  # as a rule no special tokens
+
+    def some(count: int) -> tuple[int, ...]:
+        return tuple(itertools.islice(ids, count))
+
+    stem = some(1)
+    return [
+        Encoded(some(5), (stem + some(1), stem + some(2))),
+        Encoded(some(2), (some(1), some(1))),
+        Encoded(some(3), (some(4),)),
+        Encoded(some(3), (some(24), some(24), some(5))),
+    ]

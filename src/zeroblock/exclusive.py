@@ -1,0 +1,31 @@
+"""One thread per model: a forked pass replaces parts of the model for its duration, which other threads would see."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+
+from torch import nn
+
+from .errors import ZeroBlockError
+
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+_registering = threading.Lock()
+
+
+@contextlib.contextmanager
+def exclusive(model: nn.Module) -> Iterator[None]:
+    """A context that one thread at a time may enter for a model; a second one is refused, with the reason."""
+    with _registering:
+        lock = _locks.setdefault(model, threading.RLock())
+    if not lock.acquire(blocking=False):
+        raise ZeroBlockError(
+            f"another thread is measuring this {type(model).__name__}: a model can be measured, trained or scored by "
+            "one thread at a time; wait for that thread, or give each thread a model of its own"
+        )
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,83 @@
+"""Quirks of model families, in one table: what a family does differently, and which name tells.
+
+Everything else in zeroblock works by the modules and configurations that transformers' models
+share.  A new family that needs special care gets a row here.
+
+| family                        | quirk                                                     | told by                 |
+|-------------------------------|-----------------------------------------------------------|-------------------------|
+| OPT, BLOOM, GPT-2, BERT       | modules that run after the layers are registered before   | ``OUTPUT_SIDE``         |
+| GPT-2, GPT-BigCode            | a linear layer stores its matrix transposed: y = xW       | ``TRANSPOSED_LINEARS``  |
+| OPT, Gemma                    | an embedding shifts ids or scales rows                    | ``PLAIN_EMBEDDINGS``    |
+| BLOOM, MPT, Falcon, GPT-Neo   | attention counts the places of a row, not positions       | ``COUNTS_PLACES``       |
+| Mistral, Gemma, Phi-MoE, Llama 4 | attention looks back over a window or a chunk only     | ``WINDOWS``             |
+| GPT-OSS                       | attention adds learned sinks to its scores                | ``SINKS``               |
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from typing import Any, Literal
+
+from torch import nn
+
+OUTPUT_SIDE = re.compile(r"(^|\.)(final\w*|project_out|ln_f|lm_head|score|classifier|pooler)(\.|$)")
+"""Paths of modules that run after the layers, wherever they are registered."""
+
+TRANSPOSED_LINEARS = ("Conv1D",)
+"""Classes of linear layers that compute y = xW."""
+
+PLAIN_EMBEDDINGS = (nn.Embedding,)
+"""Classes of embeddings that look up a row and do nothing else; subclasses may."""
+
+COUNTS_PLACES = ("window_size", "alibi", "attn_config.alibi")
+"""Fields of a configuration that tell of distances counted in places of the row."""
+
+WINDOWS = {"attention_chunk_size": None, "sliding_window": "use_sliding_window"}
+"""Fields of a configuration that hold the length of a window, each with the field that may switch it off."""
+
+SINKS = ("s_aux",)
+"""Arguments with which a layer passes attention sinks."""
+
+
+def is_output_side(path: str) -> bool:
+    """Whether a module runs after the layers although its model registers it before them.
+
+    >>> is_output_side("model.decoder.final_layer_norm"), is_output_side("model.decoder.embed_tokens")
+    (True, False)
+    """
+    return bool(OUTPUT_SIDE.search(path))
+
+
+def product(module: nn.Module) -> Literal["linear", "transposed", "embedding"] | None:
+    """How a module applies its matrix, where that is all it does; None for every other module."""
+    if type(module) is nn.Linear:
+        return "linear"
+    if type(module).__name__ in TRANSPOSED_LINEARS:
+        return "transposed"
+    if type(module) in PLAIN_EMBEDDINGS and getattr(module, "max_norm", None) is None:
+        return "embedding"
+    return None
+
+
+def counts_places(config: Any) -> bool:
+    """Whether a model measures distances by places of the row, where its attention is not told what to see."""
+    return any(bool(_field(config, name)) for name in COUNTS_PLACES)
+
+
+def windows(config: Any) -> set[int]:
+    """Lengths of the windows and chunks of attention that a configuration names."""
+    sizes = {_field(config, name) for name, switch in WINDOWS.items() if switch is None or _field(config, switch, True)}
+    return {size for size in sizes if isinstance(size, int)}
+
+
+def sinks(options: dict[str, Any]) -> bool:
+    """Whether a layer's call of its attention passes sinks."""
+    return any(options.get(name) is not None for name in SINKS)
+
+
+def _field(config: Any, path: str, default: Any = None) -> Any:
+    try:
+        return operator.attrgetter(path)(config)
+    except AttributeError:
+        return default

@@ -1,0 +1,39 @@
+"""Attention over a packed row of tokens.
+
+A query q sees the keys k ≤ q with start[q] ≤ k < trunk[q] or k ≥ branch[q]; with a window also
+positions[q] - positions[k] < window.  Three numbers per query say so, and no mask need exist.
+
+``reference`` is plain torch under a mask, and also serves the CPU: torch's fused attention is a
+compiled loop already, so there is no CPU version of its own.  ``triton`` never touches tiles of keys
+that no query of a tile sees.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Packed(Protocol):
+    """Which of S tokens see which; each field is (S,) int64."""
+
+    @property
+    def start(self) -> Tensor:
+        """First token of the query's example."""
+        ...
+
+    @property
+    def trunk(self) -> Tensor:
+        """End of the part before branches that the query sees from ``start`` on."""
+        ...
+
+    @property
+    def branch(self) -> Tensor:
+        """First token of the query's own branch."""
+        ...
+
+    @property
+    def positions(self) -> Tensor:
+        """Places of the tokens in their own strings."""
+        ...

@@ -1,0 +1,105 @@
+"""The compiled CPU loop (numba), equal to ``reference.py`` to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...noise import Distribution, Draw, Rounding
+from ..shared.cpu import (
+    KINDS,
+    TILE,
+    accumulate,
+    array,
+    complement,
+    draw_probe,
+    draw_words,
+    f32,
+    i64,
+    jit,
+    key_words,
+    mask_numbers,
+    narrow,
+    select,
+    split,
+    u32,
+    u64,
+    widen,
+)
+
+
+@jit
+def add_noise(out, minus, x, kind, wide, start, stop, offset, key, alphas, decay, rademacher, mask, threshold, mask_key,
+              limit, stochastic, flip):  # type: ignore[no-untyped-def]  # fmt: skip
+    """out ← round(decay·x + Σ alphas[k]·u_k) on [start, stop); minus, if any, ← round(x - alphas[0]·u_0)."""
+    words = np.empty(TILE + 8, u32)
+    noise = np.empty(TILE + 8, f32)
+    kept = np.ones(TILE, np.bool_)
+    value = np.empty(TILE, wide.dtype)
+    acc = np.empty(TILE, wide.dtype)
+    for a in range(start, stop, TILE):
+        n = min(TILE, stop - a)
+        first = u64(offset + u64(a))
+        skip = i64(first & u64(3))
+        count = (n + skip + 3) // 4
+        widen(value, x[a : a + n], n, kind)
+        for i in range(n):
+            acc[i] = value[i] * decay
+        select(kept, value, words, skip, n, first, mask, threshold, mask_key, limit)
+        # the sum runs over probes from the first, but the first probe's words are drawn
+        # last, once more, when there are several: they carry the rounding bits
+        for k in range(len(alphas)):
+            draw_probe(noise, words, kept, skip, n, first, key, k, rademacher, mask)
+            accumulate(acc, noise, skip, n, alphas[k])
+        if stochastic:
+            if len(alphas) > 1:
+                draw_words(words, first >> u64(2), count, key[0], key[1], key[2], key[3])
+            if flip:
+                complement(words)
+        narrow(out[a : a + n], acc, words, skip, n, kind, stochastic)
+        if len(minus):
+            for i in range(n):
+                acc[i] = value[i]
+            accumulate(acc, noise, skip, n, -alphas[0])
+            complement(words)
+            narrow(minus[a : a + n], acc, words, skip, n, kind, stochastic)
+
+
+def fill_(out: Tensor, draw: Draw, alphas: tuple[float, ...]) -> None:
+    """out[i] ← Σₖ alphas[k]·u_k[i], rounded to nearest; out is flat."""
+    out.zero_()
+    add_noise_(out, out, draw, alphas, decay=1.0, rounding=Rounding.NEAREST)
+
+
+def add_noise_(
+    out: Tensor,
+    x: Tensor,
+    draw: Draw,
+    alphas: tuple[float, ...],
+    *,
+    decay: float,
+    rounding: Rounding,
+    flip: bool = False,
+    minus: Tensor | None = None,
+) -> None:
+    """out ← round(decay·x + Σₖ alphas[k]·u_k), masked; flat tensors, out may be x.
+
+    With ``flip`` the rounding bits are complemented.  With ``minus``:
+    minus ← round(x - alphas[0]·u) too, from the same draw, with the bits complemented.
+    """
+    wide = np.empty(0, np.float64 if x.dtype == torch.float64 else f32)
+    mask, key = mask_numbers(draw), key_words(draw.key)
+    target, source = array(out), array(x)
+    twin = target[:0] if minus is None else array(minus)
+    numbers = np.array(alphas, dtype=wide.dtype)
+
+    def run(start: int, stop: int) -> None:
+        add_noise(
+            target, twin, source, KINDS[x.dtype], wide, start, stop, u64(draw.offset), key, numbers,
+            wide.dtype.type(decay), draw.distribution == Distribution.RADEMACHER,
+            mask.kind, wide.dtype.type(mask.threshold), mask.words, mask.limit,
+            rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2, flip,
+        )  # fmt: skip
+
+    split(run, x.numel())

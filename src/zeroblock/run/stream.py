@@ -1,0 +1,29 @@
+"""A step on the device, kernel by kernel: the host waits for none of them and can pack the next batch."""
+
+from __future__ import annotations
+
+import torch
+
+from ..step import Numbers, Objective, Plan, evaluation
+
+
+def run(plan: Plan, objective: Objective) -> Numbers | None:
+    """Submit a step.
+
+    Args:
+        plan: a capturable step.
+        objective: what is measured.
+
+    Returns:
+        The numbers, on the device; None, and nothing moved, where the objective needs the host.
+    """
+    with evaluation(plan.weights.model):
+        losses = objective.submit(plan.points)
+    if losses is None:
+        return None
+    plan.prepare()
+    numbers = plan.shape(plan.gather(losses))
+    rate = torch.tensor([plan.lr, 1.0], dtype=torch.float64)
+    lr, live = (rate.pin_memory() if losses.is_cuda else rate).to(losses.device, non_blocking=True).split(1)
+    plan.update_on_device(numbers.coeffs, lr, live)  # last: a failure before it has moved nothing
+    return numbers

@@ -1,0 +1,147 @@
+"""A rule's state: its tensors, the memory they lie in, and how many steps they have seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .basis import Basis
+from .direction import Member
+from .errors import ZeroBlockError
+
+
+class State:
+    """The tensors that a rule keeps per tensor of weights.
+
+    A tensor's state holds every named tensor, the number ``t`` of steps it has seen, and the
+    ``turn`` whose basis it is expressed in.  A state that is dropped at the end of every turn is
+    made where the last one lay, so that captured steps find it there.
+
+    Args:
+        values: where the states are kept, by tensor of weights.
+        names: of the tensors that the rule keeps.
+        carried: those of them that follow the basis from turn to turn.
+        reset: whether they are dropped at the end of every turn.
+        dtype_of: the dtype that the rule keeps for a tensor.
+        basis_of: the basis that a tensor had in an earlier turn, by name and turn.
+        capacity: number of coordinates of the largest block.
+    """
+
+    def __init__(
+        self,
+        values: MutableMapping[Tensor, dict[str, Any]],
+        names: Sequence[str],
+        carried: Sequence[str],
+        reset: bool,
+        dtype_of: Callable[[Member], torch.dtype],
+        basis_of: Callable[[str, int], Basis],
+        capacity: int,
+    ) -> None:
+        self.values, self.names, self.carried, self.reset = values, tuple(names), tuple(carried), reset
+        self.dtype_of, self.basis_of, self.capacity = dtype_of, basis_of, capacity
+        self.turn = 0
+        self._arenas: dict[tuple[torch.dtype, torch.device], tuple[Tensor, int]] = {}
+        """Memory for states that are dropped at the end of a turn, and how many elements of it are in use."""
+        self._ticks: Tensor | None = None
+        """(1,) on the device: the steps of this turn that the rule has seen."""
+        self._factors: Tensor | None = None
+        """(interval + 1, factors) on the device: the rule's factors after so many steps."""
+
+    def of(self, member: Member) -> dict[str, Any]:
+        """The state of a tensor in its current basis; zeros at its first step."""
+        state = self.values[member.param]
+        if not state:
+            if self.names and not self.reset and not member.basis.carries:
+                raise ZeroBlockError(
+                    f"a state that is kept has to follow the basis of {member.name!r} from turn to turn, and "
+                    f"{type(member.basis).__name__} does not say how: use a rule with reset=True"
+                )
+            shape, device = (member.basis.size, self.dtype_of(member)), member.param.device
+            state.update({name: self._zeros(*shape, device) for name in self.names}, t=0, turn=self.turn)
+        if state["turn"] != self.turn:
+            for name in self.carried:
+                old = self.basis_of(member.name, state["turn"])
+                state[name] = member.basis.transport(state[name], old)
+        state["turn"] = self.turn
+        return state
+
+    def prepare(self, members: Iterable[Member], factors: Sequence[tuple[float, ...]]) -> None:
+        """Make all that outlives a step on the device before the step runs there.
+
+        Args:
+            members: the tensors that will be updated.
+            factors: the rule's factors after 0, 1, … steps of a turn.
+        """
+        if not self.names:
+            return
+        for member in members:
+            self.of(member)
+            if self._ticks is None:
+                device = member.param.device
+                self._ticks = torch.tensor([self._seen], device=device)
+                self._factors = torch.tensor(factors, dtype=torch.float64, device=device)
+
+    def tick(self, taken: Tensor) -> Tensor:
+        """Count a step on the device, if it is taken, and look up the rule's factors: (factors,) in fp64."""
+        assert self._ticks is not None
+        assert self._factors is not None
+        self._ticks += taken
+        return self._factors[self._ticks][0]
+
+    def count(self, turn: int) -> None:
+        """Count a step of a turn on the host that the device has taken and counted already."""
+        if turn == self.turn:
+            for state in self.values.values():
+                state["t"] += 1
+
+    def wind(self) -> None:
+        """Set the device's count to the host's, after a step or a state that came from elsewhere."""
+        if self._ticks is not None:
+            self._ticks.fill_(self._seen)
+
+    @property
+    def _seen(self) -> int:
+        return next((int(state["t"]) for state in self.values.values() if state), 0)
+
+    def enter(self, turn: int) -> None:
+        """Begin a turn: a state that resets is dropped."""
+        self.turn = turn
+        if self.reset:
+            self.forget()
+
+    def forget(self) -> None:
+        """Drop every state; the memory of those that reset stays."""
+        self.values.clear()
+        self._arenas = {place: (arena, 0) for place, (arena, _) in self._arenas.items()}
+        if self._ticks is not None:
+            self._ticks.zero_()
+
+    def memory(self, members: Iterable[Member]) -> tuple[int, ...]:
+        """Addresses of the states of these tensors, which a captured step holds on to."""
+        states = (self.values[member.param] for member in members if member.param in self.values)
+        return tuple(value.data_ptr() for state in states for value in state.values() if isinstance(value, Tensor))
+
+    def saved(self, names: dict[int, str]) -> dict[str, dict[str, Any]]:
+        """A copy of every state by name; ``names`` are the tensors' names by id."""
+        states = ((names[id(param)], state) for param, state in self.values.items() if state)
+        return {n: {k: v.clone() if isinstance(v, Tensor) else v for k, v in s.items()} for n, s in states}
+
+    def load(self, param: Tensor, saved: dict[str, Any]) -> None:
+        """Put back the saved state of a tensor, where captured steps expect it."""
+        for key, value in saved.items():
+            if isinstance(value, Tensor):
+                value = self._zeros(value.numel(), value.dtype, param.device).copy_(value)
+            self.values[param][key] = value
+
+    def _zeros(self, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if not self.reset:
+            return torch.zeros(size, dtype=dtype, device=device)
+        if (dtype, device) not in self._arenas:
+            capacity = len(self.names) * self.capacity
+            self._arenas[dtype, device] = (torch.empty(capacity, dtype=dtype, device=device), 0)
+        arena, used = self._arenas[dtype, device]
+        self._arenas[dtype, device] = (arena, used + size)
+        return arena[used : used + size].zero_()

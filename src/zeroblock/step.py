@@ -1,0 +1,331 @@
+"""The contract of a step: a plan, an objective that is measured, and the numbers that come of it.
+
+    points ──measure──► losses ──gather──► losses ──shape──► coeffs ──update──► weights ──tell──► record
+            (objective)         (ranks)           (estimator)        (rule × basis)       (listener)
+
+The optimizer makes a :class:`Plan`.  A runner (``run/``) carries it out: on the host, on a
+stream, or as a captured graph.  Every runner goes through the same stages, in this order,
+and is tested to give the same numbers and the same weights as the host.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .direction import Direction, Member, Point, visit
+from .errors import ZeroBlockError
+from .estimator import Estimator
+from .interrupt import uninterrupted
+from .noise import Key
+from .record import Record
+from .rule import Move, Rule
+from .state import State
+from .turn import Turn, clamped
+from .weights import Decays, Weights
+
+Closure = Callable[[], Any]
+"""Returns a number: a float, a numpy scalar or a tensor (averaged in fp32), from one micro-batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """The numbers of a step, in fp64: one buffer, so that one copy brings them all to the host.
+
+    Args:
+        flat: (1 + points + probes,) the loss, the losses, the coefficients.
+        points: number of losses.
+    """
+
+    flat: Tensor
+    points: int
+
+    @classmethod
+    def of(cls, loss: Tensor, losses: Tensor, coeffs: Tensor) -> Numbers:
+        """Join the fields; all are converted to fp64, in which fp32 coefficients are exact."""
+        return cls(torch.cat([loss.double()[None], losses.double(), coeffs.double()]), len(losses))
+
+    @property
+    def loss(self) -> Tensor:
+        """() the loss that people read."""
+        return self.flat[0]
+
+    @property
+    def losses(self) -> Tensor:
+        """(points,) every loss that was measured."""
+        return self.flat[1 : 1 + self.points]
+
+    @property
+    def coeffs(self) -> Tensor:
+        """(probes,) one coefficient per direction."""
+        return self.flat[1 + self.points :]
+
+    def like(self, flat: Tensor) -> Numbers:
+        """The same fields over another buffer."""
+        return Numbers(flat, self.points)
+
+
+class Objective(abc.ABC):
+    """A number that a run makes smaller.
+
+    Only ``__call__`` is needed: the other methods are faster ways to the same numbers, and
+    say None where there is no such way.  Any function of no arguments is an objective, too
+    (see :func:`objective_of`).
+    """
+
+    @abc.abstractmethod
+    def __call__(self) -> Any:
+        """The loss at the weights as they are shown now: a number, or a tensor whose mean it is."""
+
+    @property
+    def weight(self) -> float | None:
+        """How much this counts in a mean of several objectives (scored tokens, or examples); None for equal shares."""
+        return None
+
+    @property
+    def submits(self) -> bool:
+        """Whether ``submit`` or ``stage`` may have something to offer."""
+        return False
+
+    def measure(self, points: Sequence[Point]) -> Tensor:
+        """(points,) the loss at each point, in fp64; by default one after another."""
+        return torch.tensor(visit(points, functools.partial(value_of, self)), dtype=torch.float64)
+
+    def submit(self, points: Sequence[Point]) -> Tensor | None:
+        """(points,) the same on the device, without waiting for them; None where the host has to wait."""
+        return None
+
+    def stage(self) -> Staged | None:
+        """This objective in a form that can be captured with its step; None where it cannot."""
+        return None
+
+
+class Captures(Protocol):
+    """Keeps captured steps and replays them."""
+
+    def run(self, plan: Plan, staged: Staged) -> Numbers | None:
+        """Take a step without waiting for it; None, and nothing moved, where it cannot be captured."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """An objective whose batch lies in one buffer, so that a captured step can be replayed on the next batch.
+
+    Args:
+        graphs: where its captured steps are kept.
+        shape: objectives of one shape can take each other's batches.
+        batch: (n,) int64 on the host.
+        bind: for a buffer of n numbers on the device, the function that measures its batch: points → (points,) losses.
+        reserve: bytes of device memory that a plan's captured steps compute in, whichever block is active.
+        device: where steps run.
+    """
+
+    graphs: Captures
+    shape: tuple[object, ...]
+    batch: Tensor
+    bind: Callable[[Tensor], Callable[[Sequence[Point]], Tensor]]
+    reserve: Callable[[Plan], int]
+    device: torch.device
+
+
+class Mean(Objective):
+    """The mean of several objectives, one per micro-batch, weighted by what they are means over."""
+
+    def __init__(self, parts: Sequence[Closure]) -> None:
+        self.parts = [objective_of(part) for part in parts]
+
+    def __call__(self) -> Tensor:
+        return self._mean([torch.tensor(value_of(part), dtype=torch.float64) for part in self.parts])
+
+    def measure(self, points: Sequence[Point]) -> Tensor:
+        return self._mean([part.measure(points).double() for part in self.parts])
+
+    def _mean(self, values: list[Tensor]) -> Tensor:
+        weights = [part.weight for part in self.parts]
+        if None in weights or len(set(weights)) == 1:
+            return functools.reduce(operator.add, values) / len(values)
+        total = sum(weight or 0.0 for weight in weights)
+        weighted = [value * (weight or 0.0) for weight, value in zip(weights, values, strict=True)]
+        return functools.reduce(operator.add, weighted) / total
+
+
+class Called(Objective):
+    """A plain closure."""
+
+    def __init__(self, closure: Closure) -> None:
+        self.closure = closure
+
+    def __call__(self) -> Any:
+        return self.closure()
+
+
+def objective_of(closure: Closure | Sequence[Closure] | None) -> Objective:
+    """The objective that ``optimizer.step`` was given: one, a function of no arguments, or a list of either."""
+    if isinstance(closure, Objective):
+        return closure
+    if callable(closure):
+        return Called(closure)
+    if isinstance(closure, (list, tuple)) and closure and all(map(callable, closure)):
+        return Mean(closure)
+    raise ZeroBlockError(
+        "step() needs a closure, a function of no arguments that returns the loss, or a list of them; got "
+        f"{type(closure).__name__}"
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """One step, decided but not taken.
+
+    Args:
+        turn: which step of which turn, on which block.
+        lr: learning rate.
+        weights: the tensors of every block.
+        members: those of the active block.
+        estimator: from losses to coefficients.
+        rule: from coefficients to a step.
+        state: the rule's.
+        clip: updates take coefficients clamped to ±clip.
+        weight_decay: λ.
+        decays: which tensors λ applies to.
+        clock: (2,) int64 on the device: the step and the first step of its turn, which captured kernels read there.
+    """
+
+    turn: Turn
+    lr: float
+    weights: Weights
+    members: tuple[Member, ...]
+    estimator: Estimator
+    rule: Rule
+    state: State
+    clip: float | None
+    weight_decay: float
+    decays: Decays
+    clock: Tensor | None = None
+
+    @functools.cached_property
+    def directions(self) -> tuple[Direction, ...]:
+        """One per probe."""
+        paired = not self.rule.state  # moments take enough memory
+        keys = (self.key.to(probe=probe) for probe in range(self.estimator.probes))
+        return tuple(self.weights.direction(key, self.members, paired) for key in keys)
+
+    @functools.cached_property
+    def points(self) -> tuple[Point, ...]:
+        """Where the objective is measured."""
+        return tuple(self.estimator.points(self.directions))
+
+    @property
+    def key(self) -> Key:
+        """The address of this step's noise."""
+        return Key(self.weights.seed, self.turn.step, clock=self.clock)
+
+    @functools.cached_property
+    def capturable(self) -> bool:
+        """Whether the step needs no number on the host: then it can be submitted, and captured as a graph."""
+        params = self.weights.params.values()
+        return (
+            all(self.rule.capturable(member) and member.basis.capturable for member in self.members)
+            and self.weights.restore == "copy"
+            and not self.weight_decay
+            and all(p.dtype != torch.float64 for p in params)
+            and len({p.device for p in params}) == 1
+        )
+
+    @property
+    def memory(self) -> tuple[object, ...]:
+        """Addresses of tensors and values of numbers that are fixed in a captured step."""
+        places = ((member.param.data_ptr(), *member.basis.memory()) for member in self.members)
+        return (self.estimator, self.turn.block, *places, *self.state.memory(self.members))
+
+    def clocked(self, clock: Tensor) -> Plan:
+        """The same plan with its noise addressed by a clock on the device; see :class:`noise.Key`."""
+        members = tuple(member._replace(basis=member.basis.clocked(clock)) for member in self.members)
+        return dataclasses.replace(self, members=members, clock=clock)
+
+    def prepare(self) -> None:
+        """Make the state that outlives the step, before the step runs on the device."""
+        if self.rule.state:
+            self.state.prepare(self.members, [self.rule.factors(t) for t in range(self.weights.interval + 1)])
+
+    def gather(self, losses: Tensor) -> Tensor:
+        """(points,) the losses of all processes; there is one."""
+        return losses
+
+    def shape(self, losses: Tensor) -> Numbers:
+        """From the losses to the coefficients, on whatever device they are."""
+        losses = losses.double()
+        return Numbers.of(self.estimator.loss(losses), losses, self.estimator.coeffs(losses))
+
+    def update(self, coeffs: Sequence[float]) -> None:
+        """θ ← θ - lr·Pδ, with coefficients on the host."""
+        shares = [c / len(coeffs) for c in clamped(coeffs, self.clip)]
+        self.rule.update_(self.members, self.state, Move(self.key, shares, self.lr, self._decay))
+        self.state.wind()
+
+    def update_on_device(self, coeffs: Tensor, lr: Tensor, live: Tensor) -> None:
+        """The same with coefficients that stay on the device; if one is not finite, nothing moves.
+
+        Args:
+            coeffs: (probes,) fp64.
+            lr: (1,) fp64.
+            live: (1,) zero in a trial run, which moves nothing.
+        """
+        taken = coeffs.isfinite().all() & (live != 0)
+        clipped = coeffs if self.clip is None else coeffs.clamp(-self.clip, self.clip)
+        shares = torch.where(taken, clipped / len(coeffs), 0.0)
+        self.rule.update_(self.members, self.state, Move(self.key, shares, lr, self._decay, taken))
+
+    def _decay(self, member: Member) -> float:
+        decays = self.weight_decay and self.decays(member.name, member.param)
+        return 1 - self.lr * self.weight_decay if decays else 1.0
+
+    def record(self, numbers: Numbers) -> Record:
+        """What is told of the step; ``numbers`` are on the host."""
+        losses, coeffs = tuple(numbers.losses.tolist()), tuple(numbers.coeffs.tolist())
+        return Record(self.turn.step, self.turn.block, coeffs, self.lr, losses, float(numbers.loss))
+
+
+@contextlib.contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """A context in which a model is in evaluation mode; afterwards every module has its own mode again."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        with uninterrupted():
+            for module in training:
+                module.training = True
+
+
+def value_of(closure: Closure) -> float:
+    """The value of a closure at the weights as they are shown now."""
+    torch.clear_autocast_cache()  # it keeps 16-bit copies of the weights, which would hide the perturbation
+    value = _number(closure())
+    torch.clear_autocast_cache()
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, Tensor):
+        wide = value.detach() if value.dtype == torch.float64 else value.detach().float()
+        return float(wide.mean())
+    if value is None:
+        raise ZeroBlockError("the closure returned None; return the loss from it")
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ZeroBlockError(
+            f"the closure must return a number, got {type(value).__name__}; from a model's output return its loss"
+        ) from error

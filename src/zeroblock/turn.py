@@ -1,0 +1,106 @@
+"""Turns: which block is active at which step.
+
+A turn is ``interval`` steps on one block.  Everything here is pure, so a run, its
+replay, a benchmark and a study of schedules all take turns by the same few lines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from .record import Record
+from .schedule import Schedule
+
+
+def clamped(coeffs: Sequence[float], clip: float | None) -> tuple[float, ...]:
+    """Coefficients clamped to ±clip, as updates and schedules use them; records keep the measured ones.
+
+    >>> clamped((3.0, -187.0), 5.0)
+    (3.0, -5.0)
+    """
+    return tuple(coeffs if clip is None else (max(-clip, min(clip, c)) for c in coeffs))
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """Where a run stands: before step ``step``, in turn ``number``, on block ``block``.
+
+    Args:
+        step: number of steps taken so far.
+        number: number of the turn that ``block`` was chosen for.
+        block: index of the active block.
+        scores: one number per block, from which a schedule that learns chooses.
+    """
+
+    step: int
+    number: int
+    block: int
+    scores: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """Takes turns by a schedule.
+
+    >>> from zeroblock.schedule import Ascending
+    >>> turns = Turns(Ascending(), blocks=3, interval=2, seed=0)
+    >>> turn = turns.first()
+    >>> [(turn := turns.after(turn)).block for _ in range(6)]
+    [0, 1, 1, 2, 2, 0]
+
+    Args:
+        schedule: chooses the block of every turn.
+        blocks: how many there are.
+        interval: steps per turn.
+        seed: of the schedule's random choices.
+        clip: the schedule learns from coefficients clamped to ±clip.
+    """
+
+    schedule: Schedule
+    blocks: int
+    interval: int
+    seed: int
+    clip: float | None = None
+
+    @property
+    def learns(self) -> bool:
+        """Whether the next block may depend on the last measurement; a schedule that does not say is taken to."""
+        return getattr(self.schedule, "learns", True)
+
+    def first(self) -> Turn:
+        """The beginning of a run."""
+        return self.entered(Turn(0, 0, 0, (0.0,) * self.blocks))
+
+    def entered(self, turn: Turn) -> Turn:
+        """The same step, in the turn that it belongs to: a new block where a turn begins."""
+        number = turn.step // self.interval
+        block = self.schedule.pick(number, self.blocks, self.seed, list(turn.scores))
+        return dataclasses.replace(turn, number=number, block=block)
+
+    def counted(self, turn: Turn) -> Turn:
+        """One step later, with the block of the next turn not chosen yet."""
+        return dataclasses.replace(turn, step=turn.step + 1)
+
+    def due(self, turn: Turn) -> bool:
+        """Whether the block of the turn that begins here is still to be chosen."""
+        return turn.number != turn.step // self.interval
+
+    def observed(self, turn: Turn, block: int, coeffs: Sequence[float]) -> Turn:
+        """After the schedule has seen the coefficients measured on a block."""
+        scores = list(turn.scores)
+        self.schedule.observe(scores, block, clamped(coeffs, self.clip))
+        return dataclasses.replace(turn, scores=tuple(scores))
+
+    def after(self, turn: Turn, record: Record | None = None) -> Turn:
+        """One step later: the schedule hears of the step's record, if there is one, then a new turn may begin."""
+        turn = self.counted(turn)
+        if record is not None and record.finite:
+            turn = self.observed(turn, record.block, record.coeffs)
+        return self.entered(turn) if self.due(turn) else turn
+
+    def replayed(self, turn: Turn, records: Iterable[Record]) -> Turn:
+        """Where the records of consecutive steps lead."""
+        for record in records:
+            turn = self.after(turn, record)
+        return turn

@@ -1,0 +1,151 @@
+"""The weights of a run: which tensors move, where their noise lies, and the bases that they have in a turn."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from . import block as blocks_of
+from .basis import Basis, Site
+from .block import Block
+from .direction import Direction, JustInTime, Member, Subtracted, Swapped
+from .errors import ZeroBlockError, ZeroBlockWarning
+from .noise import Distribution, Key, Rounding
+from .ops import DTYPES
+from .subspace import Subspace
+
+Restore = Literal["copy", "subtract"]
+
+
+class Weights:
+    """The trainable tensors of a model, cut into blocks.
+
+    Args:
+        model: its trainable parameters.
+        blocks: which of them move together.
+        subspace: where directions are drawn.
+        interval: steps per turn.
+        fold: steps whose sum is held in coordinates before it is written to the tensors.
+        seed: of the bases.
+        distribution: of the coordinates.
+        rounding: of 16-bit weights.
+        restore: "copy" measures on copies, "subtract" moves the weights themselves and moves them back.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Sequence[Block],
+        subspace: Subspace,
+        *,
+        interval: int = 1,
+        fold: int = 1,
+        seed: int = 0,
+        distribution: Distribution = Distribution.NORMAL,
+        rounding: Rounding = Rounding.STOCHASTIC,
+        restore: Restore = "copy",
+    ) -> None:
+        self.model, self.blocks, self.subspace = model, tuple(blocks), subspace
+        self.interval, self.fold, self.seed = interval, fold, seed
+        self.distribution, self.rounding, self.restore = distribution, rounding, restore
+        self.offsets: dict[str, int] = {}
+        total = 0
+        for name, param in model.named_parameters():  # frozen ones too: freezing a tensor must not move others' noise
+            self.offsets[name] = total
+            total += param.numel()
+        self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        for name, param in self.params.items():
+            _check(name, param)
+        self.initial = {name: subspace.initial(param) for name, param in self.params.items()}
+        self.held: dict[str, Tensor] = {}
+        """Coordinates of the steps that have not reached their tensors yet, by name."""
+
+    def basis(self, name: str, turn: int) -> Basis:
+        """The basis of a tensor in a turn."""
+        param = self.params[name]
+        site = Site(self.offsets[name], self.distribution, self.rounding, self.initial[name])
+        basis = self.subspace.basis(param, Key(self.seed, turn * self.interval), site)
+        if self.fold == 1:
+            return basis
+        if name not in self.held:
+            empty = basis.empty(param.device)
+            if empty is None:
+                return basis
+            self.held[name] = empty
+        return basis.holding(self.held[name])
+
+    def members(self, block: int, turn: int) -> tuple[Member, ...]:
+        """The tensors of a block with the bases that they have, or would have, in a turn."""
+        return tuple(Member(name, self.params[name], self.basis(name, turn)) for name in self.blocks[block].params)
+
+    def direction(self, key: Key, members: Sequence[Member], paired: bool) -> Direction:
+        """The line θ + s·Pz in the way that suits the model."""
+        if self.restore == "subtract":
+            return Subtracted(key, members, paired)
+        if len(self.blocks) > 1 or self.opaque:
+            return Swapped(key, members, paired)
+        return JustInTime(key, members, paired, self.largest_layer)
+
+    def numel(self, block: int) -> int:
+        """How many weights a block has."""
+        return sum(self.params[name].numel() for name in self.blocks[block].params)
+
+    @functools.cached_property
+    def largest_layer(self) -> int:
+        """Bytes of the largest layer, or of the largest tensor where there are no layers."""
+        try:
+            cut = blocks_of.layers(self.model)
+        except ZeroBlockError:
+            return max(p.nbytes for p in self.params.values())
+        return max(sum(self.params[n].nbytes for n in b.params) for b in cut)
+
+    @functools.cached_property
+    def opaque(self) -> bool:
+        """Whether the model reads weights where no torch function shows it: compiled or scripted."""
+        if not compiled(self.model) and not any(isinstance(m, torch.jit.ScriptModule) for m in self.model.modules()):
+            return False
+        warnings.warn(
+            "a compiled or scripted model is evaluated on a perturbed copy of the whole block; "
+            "for less memory give the plain model, a partition into layers, or restore='subtract'",
+            ZeroBlockWarning,
+            stacklevel=6,
+        )
+        return True
+
+
+def _check(name: str, param: Tensor) -> None:
+    if param.is_meta:
+        raise ZeroBlockError(f"{name!r} is on the meta device; load the weights first")
+    if param.dtype not in DTYPES:
+        raise ZeroBlockError(
+            f"{name!r} is {param.dtype}; zeroblock moves fp32, fp64, fp16 and bf16 weights: "
+            "freeze the others with requires_grad_(False)"
+        )
+
+
+def fold_(members: Sequence[Member], key: Key) -> None:
+    """Write the held steps to their tensors, whose rounding bits ``key`` addresses."""
+    for member in members:
+        if member.basis.behind:
+            member.basis.fold_(member.param, key)
+
+
+def compiled(model: nn.Module) -> bool:
+    """Whether ``torch.compile`` has taken over any part of a model."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+        for module in model.modules()
+    )
+
+
+Decays = Callable[[str, Tensor], bool]
+
+
+def is_matrix(name: str, param: Tensor) -> bool:
+    """The tensors that weight decay applies to by default: matrices, not biases and norms."""
+    return param.dim() >= 2
