@@ -112,26 +112,28 @@ def test_steps_under_way_when_a_run_fails_are_kept(
     broken: bool, llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: type
 ) -> None:
     """As on a GPU that runs out of memory: the journal hears of what was taken, and the run goes on from there."""
-    from zeroblock.engine import engine as engines
-    from zeroblock.engine import graph
+    from zeroblock.engine.engine import Engine
+    from zeroblock.engine.objective import BatchObjective
+    from zeroblock.run.graph import Graphs
 
     config = settings(llama, data, eval_start=False, eval_every=10)
     whole = run(config, tmp_path / "whole")
-    build, launch = engines.Engine.__init__, engines.launch
+    build, losses, calls = Engine.__init__, BatchObjective.losses, []
 
     def building(self: Any, *arguments: Any, **options: Any) -> None:
         build(self, *arguments, **options)
-        self.graphs = graph.Graphs()
+        self.graphs = Graphs()
 
-    def failing(optimizer: Any, objective: Any) -> Any:
-        if optimizer.steps == 6:
+    def failing(self: BatchObjective, points: Any) -> Any:
+        calls.append(points)
+        if len(calls) == 7:
             assert len(read(tmp_path / "run").records) < 6
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return launch(optimizer, objective)
+        return losses(self, points)
 
-    monkeypatch.setattr(graph.Graphs, "pays", staticmethod(lambda tokens, weights: False))
-    monkeypatch.setattr(engines.Engine, "__init__", building)
-    monkeypatch.setattr(engines, "launch", failing)
+    monkeypatch.setattr(Graphs, "pays", staticmethod(lambda tokens, weights: False))
+    monkeypatch.setattr(Engine, "__init__", building)
+    monkeypatch.setattr(BatchObjective, "losses", failing)
 
     late.pace = 400.0 if broken else 1.0
 
@@ -144,7 +146,7 @@ def test_steps_under_way_when_a_run_fails_are_kept(
     with pytest.raises(error, match=match):
         run(config, tmp_path / "run", Broken())
     assert len(read(tmp_path / "run").records) == (5 if broken else 6)
-    monkeypatch.setattr(engines, "launch", launch)
+    monkeypatch.setattr(BatchObjective, "losses", losses)
     resume(tmp_path / "run")
     assert kept(tmp_path / "run") == kept(whole.folder)
 
