@@ -29,7 +29,7 @@ OTHER = {
     "fold": 1,
     "freeze": "a*", "rank": 3, "probes": 2, "clip": 4, "as_published": True, "rounding": "nearest",
     "lr_schedule": "cosine", "warmup": 5,
-    "objective": "accuracy", "eval_every": 6, "eval_start": False, "eval_limit": 9,
+    "objective": "accuracy", "loss_over": "examples", "eval_every": 6, "eval_start": False, "eval_limit": 9,
     "engine": "sequential", "graphs": "off", "max_tokens": 512, "max_minutes": 1.5, "snapshot_every": 8, "fsync": 0,
     "track": "tensorboard",
 }  # fmt: skip

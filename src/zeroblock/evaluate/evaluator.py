@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal
 
 from ..engine import Engine, Score
 from ..errors import ZeroBlockError
@@ -83,6 +83,7 @@ class Evaluator:
         encoder: of the task's examples.
         demonstrations: written before the prompts.
         calibrate: choose options by SFC.
+        loss_over: average the loss of answers over all their tokens, or first within each example.
     """
 
     engine: Engine
@@ -91,6 +92,7 @@ class Evaluator:
     encoder: Encoder
     demonstrations: Demonstrations
     calibrate: bool = False
+    loss_over: Literal["tokens", "examples"] = "tokens"
 
     def __post_init__(self) -> None:
         if self.calibrate and self.task.metric.generates:
@@ -119,12 +121,12 @@ class Evaluator:
         values = self._generated(exam, check) if self.task.metric.generates else None
         losses = self._losses(exam, check) if loss or values is None else []
         if values is None:
-            values = [(value, None) for _, value in losses]
+            values = [(value, None) for _, value, _ in losses]
         exact = [match for _, match in values if match is not None]
         return Evaluation(
             self.task.metric.name,
             math.fsum(value for value, _ in values) / len(values),
-            math.fsum(one for one, _ in losses) / len(losses) if losses else math.nan,
+            _mean([(loss, weight) for loss, _, weight in losses]),
             len(values),
             time.perf_counter() - start,
             math.fsum(exact) / len(exact) if exact else None,
@@ -142,8 +144,8 @@ class Evaluator:
             for text, example in zip(texts, exam.examples, strict=True)
         ]
 
-    def _losses(self, exam: Exam, check: Callable[[int], None]) -> list[tuple[float, float]]:
-        """Compute the loss of every example, and the metric of the chosen option."""
+    def _losses(self, exam: Exam, check: Callable[[int], None]) -> list[tuple[float, float, int]]:
+        """Compute the loss of every example, the metric of the chosen option, and the weight of the loss."""
         results = []
         for start in range(0, len(exam.examples), CHUNK_EXAMPLES):
             check(start)
@@ -152,18 +154,30 @@ class Evaluator:
             bare = self.engine.scores(some.bare) if some.bare else [None] * len(scores)
             for example, mine, alone in zip(some.examples, scores, bare, strict=True):
                 if self.task.metric.generates:
-                    results.append((-mine[0].mean, 0.0))
+                    results.append((-mine[0].mean, 0.0, self._weight(mine[0])))
                 else:
                     known = not any(math.isnan(score.mean) for score in mine)  # a model that diverged prefers nothing
                     value = self.task.metric.score(choose(mine, alone), example) if known else 0.0
-                    results.append((loss_of(self.task, mine, example) if known else math.nan, value))
+                    loss = loss_of(self.task, mine, example) if known else math.nan
+                    results.append((loss, value, self._weight(mine[example.right[0]])))
         return results
+
+    def _weight(self, answer: Score) -> int:
+        """The weight of an example in the mean loss: the number of its scored tokens, or one."""
+        return answer.tokens if self.task.over == "answer" and self.loss_over == "tokens" else 1
 
     def _bare(self, example: Example) -> Encoded:
         encoded = self.encoder.calibration(example)
         if encoded is None:
             raise ZeroBlockError(f"{self.task.name} has no calibration context: leave out --calibrate")
         return encoded
+
+
+def _mean(weighted: Sequence[tuple[float, int]]) -> float:
+    """The weighted mean of losses; NaN if there are none."""
+    if not weighted:
+        return math.nan
+    return math.fsum(loss * weight for loss, weight in weighted) / sum(weight for _, weight in weighted)
 
 
 def choose(scores: Sequence[Score], bare: Sequence[Score] | None = None) -> int:

@@ -84,6 +84,9 @@ class Config:
     objective: Literal["loss", "accuracy", "f1", "exact_match"] = _option(
         "loss", "What the steps improve: loss, or the task's metric itself (accuracy, f1 or exact_match)."
     )
+    loss_over: Literal["tokens", "examples"] | None = _option(
+        None, "Average an answer's loss over all tokens of the batch, or first within each example. [tokens]"
+    )
 
     partition: str | None = _option(None, "How the weights are cut into blocks: whole, layers, layers:K or linears.")
     schedule: str | None = _option(
@@ -237,6 +240,8 @@ def recorded(path: str | Path, *, trust_remote_code: bool = False) -> Config:
     values = renamed(distrust(read(path), path, trust_remote_code), warn=False)
     if values.get("rounding") == "stochastic":  # 0.1 wrote its default, and as_published overruled it
         del values["rounding"]
+    if not only_options(values.get("task")):
+        values.setdefault("loss_over", "examples")  # 0.1 knew no other way
     return _named(path, values)
 
 
@@ -263,6 +268,13 @@ def renamed(values: Mapping[str, Any], *, warn: bool = True) -> dict[str, Any]:
             message = f"the schedule of {what} is called {new} ({flag}), no longer {old}; the old name works until 0.3"
             warnings.warn(message, ZeroBlockWarning, stacklevel=2)
     return found
+
+
+def only_options(task: Any) -> bool:
+    """Whether a task is one of zeroblock's that train on options, where ``loss_over`` has no meaning."""
+    from ..task import TASKS
+
+    return isinstance(task, str) and task in TASKS and TASKS[task].over == "options"
 
 
 def is_lr_schedule(value: Any) -> bool:

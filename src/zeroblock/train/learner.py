@@ -12,7 +12,7 @@ from torch import nn
 from ..errors import ZeroBlockError
 from ..journal import Record
 from ..optimizer import ZeroOrder
-from ..step import Closure
+from ..step import Closure, objective_of
 from .compose import optimizer
 from .config import BACKPROPAGATION, Config
 
@@ -89,8 +89,9 @@ class Backpropagation:
         self.optimizer.param_groups[0]["lr"] = lr
         self.optimizer.zero_grad()
         loss = 0.0
-        for objective in objectives:
-            part = objective() / len(objectives)
+        weights = [objective.weight or 1.0 for objective in map(objective_of, objectives)]
+        for objective, weight in zip(objectives, weights, strict=True):
+            part = objective() * (weight / sum(weights))
             part.backward()
             loss += float(part.detach())
         if not math.isfinite(loss):

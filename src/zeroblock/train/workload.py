@@ -22,7 +22,7 @@ from ..step import Closure
 from ..task.own import is_path
 from . import cache
 from .batch import digest, fingerprint
-from .config import BACKPROPAGATION, Config
+from .config import BACKPROPAGATION, Config, only_options
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ class Workload:
         if self.train_exam is not None:
             return functools.partial(self._missed, self.train_exam.take(batch))
         encoded, labels = zip(*(self.train[i] for i in batch), strict=True)
-        return self.engine.objective(encoded, labels, over=self.task.over)
+        reduction = self.config.loss_over or "tokens"
+        return self.engine.objective(encoded, labels, over=self.task.over, reduction=reduction)
 
     def _missed(self, exam: Exam) -> float:
         """One minus the metric; NaN if the scores are NaN."""
@@ -94,6 +95,7 @@ def resolve(config: Config) -> Config:
     return config.replace(
         dtype=names[models.precision(dtype, device)],
         eval_every=config.every,
+        loss_over=config.loss_over or (None if only_options(config.task) else "tokens"),
         model=_absolute(config.model) if _is_local(config.model) else config.model,
         task=_absolute(config.task) if config.task not in tasks.TASKS and is_path(config.task) else config.task,
         data=_absolute(config.data) if config.data is not None else None,
@@ -130,9 +132,12 @@ def prepare(
     graphs = {"auto": None, "on": True, "off": False}[config.graphs]
     engine = Engine(model, fork=config.engine == "forked", max_tokens=config.max_tokens, graphs=graphs)
     demonstrations = Demonstrations(rows.train, config.shots, config.data_seed)
-    evaluator = Evaluator(engine, tokenizer, task, encoder, demonstrations, config.calibrate)
+    over = config.loss_over or "tokens"
+    evaluator = Evaluator(engine, tokenizer, task, encoder, demonstrations, config.calibrate, over)
 
     notes = [rows.note] if rows.note else []
+    if config.loss_over is not None and only_options(config.task):
+        notes.append(f"loss_over has no effect: {task.name} trains on a cross-entropy over its options")
     pairs: list[tuple[tasks.Encoded, int]] = []
     examples: list[tasks.Example] = []
     if config.trains:
