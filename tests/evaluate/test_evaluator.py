@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -69,15 +70,21 @@ def slow_scores(model: Any, encoded: Encoded) -> list[tuple[float, int]]:
 def test_choices_and_losses(model: Any, name: str) -> None:
     measure, examples = evaluator(model, name), EXAMPLES[name]
     found = measure(measure.exam(examples))
-    right, loss = 0, 0.0
+    right, loss, tokens = 0, 0.0, []
     for example in examples:
-        means = [total / count for total, count in slow_scores(model, measure.encoder.example(example))]
+        scores = slow_scores(model, measure.encoder.example(example))
+        means = [total / count for total, count in scores]
         right += means.index(max(means)) in example.right
         if name in ("copa", "record"):
             loss += -means[example.right[0]]
+            tokens.append(scores[example.right[0]])
         else:
             loss += math.log(sum(map(math.exp, means))) - means[example.right[0]]
     assert found.value == right / len(examples)
+    by_example = dataclasses.replace(measure, loss_over="examples")(measure.exam(examples))
+    assert by_example.loss == pytest.approx(loss / len(examples), abs=2e-5)
+    if tokens:
+        loss = -sum(total for total, _ in tokens) / sum(count for _, count in tokens) * len(examples)
     assert found.loss == pytest.approx(loss / len(examples), abs=2e-5)
     assert (found.n, found.metric, found.exact_match) == (len(examples), "accuracy", None)
 
@@ -85,10 +92,9 @@ def test_choices_and_losses(model: Any, name: str) -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_training_objective_is_the_evaluated_loss(model: Any, name: str) -> None:
     measure, examples = evaluator(model, name), EXAMPLES[name]
-    over = TASKS[name].over
-    encode = measure.encoder.example if over == "options" else measure.encoder.target
-    labels = [example.right[0] if over == "options" else 0 for example in examples]
-    objective = measure.engine.objective([encode(example) for example in examples], labels, over=over)
+    task = TASKS[name]
+    encoded, labels = zip(*(task.training_pair(measure.encoder, example) for example in examples), strict=True)
+    objective = measure.engine.objective(encoded, labels, over=task.over)
     with torch.no_grad():
         assert float(objective()) == pytest.approx(measure(measure.exam(examples)).loss, abs=2e-5)
 

@@ -42,7 +42,7 @@ def test_tensorboard_has_every_number(tmp_path):
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
 def test_a_missing_package_is_named(tmp_path, monkeypatch, name):
     monkeypatch.setitem(__import__("sys").modules, name, None)  # what Python does for a module that is not there
-    with pytest.raises(ZeroBlockError, match=f"--track {name} needs a package that is not there: pip install {name}"):
+    with pytest.raises(ZeroBlockError, match=f"--track {name} needs a package .*: pip install {name}"):
         tracker(name, tmp_path, {})
 
 

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from zeroblock.cli import sweep as cli
-from zeroblock.errors import ZeroBlockError
+from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.sweep.grid import parse
 from zeroblock.sweep.outcome import waiting
 from zeroblock.sweep.plan import Sweep
@@ -270,3 +270,38 @@ def test_every_sweep_file_lists_its_runs(file, tmp_path):
     plain = CliRunner().invoke(app, [str(file), "--out", out, "--dry-run"]).stdout.splitlines()
     assert f"0 runs finished, {COUNTS[file.stem] - later} due" in plain[-1]
     assert len(plain) == COUNTS[file.stem] - later + 1
+
+
+OLD = """
+tune = ["order", "schedule"]
+[run]
+model = "m"
+task = "sst2"
+method = "mezo_bcd"
+lr = 1e-3
+[[case]]
+name = "a"
+order = ["random", "flip-flop"]
+schedule = ["linear", "cosine"]
+"""
+
+
+def test_names_of_0_1_are_accepted() -> None:
+    """In tables, in tune, and on the command line."""
+    new = OLD.replace("schedule", "lr_schedule").replace("order", "schedule")
+    with pytest.warns(ZeroBlockWarning, match=r"no longer (order|schedule)"):
+        old = sweep(OLD)
+    assert list(old.runs) == list(sweep(new).runs)
+    assert set(old.varied) == {"schedule", "lr_schedule"}
+    with pytest.warns(ZeroBlockWarning, match="no longer order"):
+        assert len(sweep(new, order="random").runs) == 2
+
+
+def test_a_sweep_file_cannot_ask_for_code() -> None:
+    text = OLD.partition("[[case]]")[0].replace('tune = ["order", "schedule"]', "") + "trust_remote_code = true\n"
+    with pytest.warns(ZeroBlockWarning, match=r"trust_remote_code = true is ignored .*--set trust_remote_code=true"):
+        (run,) = sweep(text).runs.values()
+    assert not run.config.trust_remote_code
+    with pytest.warns(ZeroBlockWarning, match="is ignored"):
+        (run,) = sweep(text, trust_remote_code=True).runs.values()
+    assert run.config.trust_remote_code

@@ -9,7 +9,7 @@ import types
 import pytest
 from task_rows import FIRST, GOLDEN
 
-from zeroblock.errors import ZeroBlockError
+from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.task import TASKS, DataRow, Sizes, get
 from zeroblock.task.data_row import read_rows
 
@@ -208,3 +208,22 @@ def test_a_dataset_that_is_a_script_comes_from_the_hubs_conversion(monkeypatch):
         "data_files": f"hf://datasets/{path}@refs%2Fconvert%2Fparquet/{config}/train/*.parquet",
         "split": "train",
     }
+
+
+def test_a_number_of_too_many_digits_is_one_line(tmp_path):
+    """Python converts at most 4,300 digits, and says so in an exception of its own."""
+    (tmp_path / "sst2").mkdir()
+    good = '{"sentence": "a", "label": 0}\n'
+    (tmp_path / "sst2" / "train.jsonl").write_text(good + '{"sentence": "a", "label": ' + "9" * 5000 + "}\n")
+    (tmp_path / "sst2" / "validation.jsonl").write_text(good)
+    with pytest.raises(ZeroBlockError, match=r"train\.jsonl:2: invalid JSON \(a number has too many digits\)"):
+        get("sst2").load(tmp_path)
+
+
+def test_the_old_name_of_a_row_is_accepted():
+    import zeroblock.task
+
+    with pytest.warns(ZeroBlockWarning, match="now called DataRow"):
+        assert zeroblock.task.Row is DataRow
+    with pytest.raises(AttributeError, match="Rows"):
+        _ = zeroblock.task.Rows

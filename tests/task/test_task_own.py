@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from zeroblock.errors import ZeroBlockError
+from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.task import Example, get
 
 
@@ -359,3 +359,27 @@ def test_template_column_that_is_not_there(tmp_path):
     (tmp_path / "mood.csv").write_text("text,mood\nfine,pos\n")
     with pytest.raises(ZeroBlockError, match=r"mood\.csv:2: no column 'txt'; the row has: text, mood"):
         get(str(tmp_path / "mood.toml")).load()
+
+
+def test_a_label_of_too_many_digits_is_one_line(tmp_path):
+    (tmp_path / "t.csv").write_text("text,label\na,0\nb," + "9" * 5000 + "\n")
+    (tmp_path / "t.toml").write_text('train = "t.csv"\nprompt = "{text}"\noptions = [" x", " y"]\nlabel = "label"\n')
+    with pytest.raises(ZeroBlockError, match=r"t\.csv:3: unknown label '999"):
+        get(str(tmp_path / "t.toml")).load()
+
+
+def test_toml_that_python_cannot_hold(tmp_path):
+    (tmp_path / "t.toml").write_text("max_new_tokens = " + "9" * 5000)
+    with pytest.raises(ZeroBlockError, match=r"t\.toml: invalid TOML"):
+        get(str(tmp_path / "t.toml"))
+
+
+def test_the_old_name_of_over_is_accepted(tmp_path):
+    (tmp_path / "t.csv").write_text("text,label\na,0\nb,1\n")
+    text = 'train = "t.csv"\nprompt = "{text}"\noptions = [" x", " y"]\nlabel = "label"\n'
+    (tmp_path / "t.toml").write_text(text + 'objective = "answer"\n')
+    with pytest.warns(ZeroBlockWarning, match="is now called over"):
+        assert get(str(tmp_path / "t.toml")).over == "answer"
+    (tmp_path / "t.toml").write_text(text + 'objective = "answer"\nover = "answer"\n')
+    with pytest.raises(ZeroBlockError, match="unknown key 'objective'"):
+        get(str(tmp_path / "t.toml"))

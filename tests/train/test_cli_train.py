@@ -212,3 +212,25 @@ def test_demo(llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert result in second.stdout
     assert "had finished before" in second.stdout
     assert (tmp_path / "demo" / "journal.zbj").stat().st_mtime_ns == journal.st_mtime_ns
+
+
+def test_flags_of_0_1_are_accepted(base: list[Any], tmp_path: Path) -> None:
+    """With one warning each that names the new one."""
+    options = ["--lr", 1e-3, "--steps", 2, "--order", "flip-flop", "--schedule", "linear"]
+    done = process("train", *base, *options, "--out", tmp_path / "run", "--quiet")
+    config = Config.load(tmp_path / "run" / "config.toml")
+    assert (config.schedule, config.lr_schedule) == ("flip-flop", "linear")
+    assert [line.partition(";")[0].removeprefix("zeroblock: warning: ") for line in done.stderr.splitlines()] == [
+        "the schedule of the learning rate is called lr_schedule (--lr-schedule), no longer schedule",
+        "the schedule of the blocks is called schedule (--schedule), no longer order",
+    ]
+
+
+def test_help_for_newcomers() -> None:
+    """An example to copy, what is required, and no flag of 0.1."""
+    text = " ".join(call("train", "--help").output.replace("│", " ").split())
+    assert "zeroblock train --model smollm2 --task reviews --lr 3e-4 --steps 2000" in text
+    assert text.count("Required: ") == 2
+    assert "--order" not in text
+    assert "--lr-schedule" in text
+    assert "--loss-over" in text

@@ -222,6 +222,8 @@ def test_names_of_0_1_are_accepted(old: dict[str, str], new: dict[str, str], mes
         assert Config.of({**BASE, **old}) == expected
     with pytest.warns(ZeroBlockWarning, match=message):
         assert Config(**BASE, **old) == expected  # type: ignore[arg-type]
+    with pytest.warns(ZeroBlockWarning, match=message):
+        assert Config.of(BASE).replace(**old) == expected
     file = tmp_path / "config.toml"
     file.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in {**BASE, **old}.items()))
     with pytest.warns(ZeroBlockWarning, match=message):

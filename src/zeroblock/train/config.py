@@ -190,7 +190,7 @@ class Config:
 
     def replace(self, **changes: Any) -> Config:
         """Return this configuration with some values changed, checked again."""
-        return Config.of({**dataclasses.asdict(self), **changes})
+        return Config.of({**dataclasses.asdict(self), **renamed(changes)})
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Config:
@@ -261,7 +261,7 @@ def renamed(values: Mapping[str, Any], *, warn: bool = True) -> dict[str, Any]:
             continue
         if new in found:
             raise ZeroBlockError(f"{old} = {value!r} is the old name of {new}, which is given too: leave {old} out")
-        found[new] = found.pop(old)
+        found = {(new if name == old else name): value for name, value in found.items()}
         if warn:
             what = "the learning rate" if old == "schedule" else "the blocks"
             flag = f"--{new}".replace("_", "-")
