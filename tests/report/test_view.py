@@ -12,7 +12,7 @@ from rich.console import Console
 from zeroblock.evaluate.evaluator import Evaluation
 from zeroblock.evaluate.measurement import Measurement
 from zeroblock.journal import Record
-from zeroblock.report.view import Lines, Live, Meter, Progress, Quiet, View, described, told, view
+from zeroblock.report.view import Lines, Live, Meter, Progress, Quiet, View, measurement_line, step_line, view
 from zeroblock.train import Config, run
 
 
@@ -53,7 +53,7 @@ def test_the_view_fits_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = view(quiet=False, json=True)
     assert type(plain) is Lines
     assert plain.console.stderr
-    monkeypatch.setenv("FORCE_COLOR", "1")  # how rich is told that it writes to a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # how rich is step_line that it writes to a terminal
     live: Any = view(quiet=False, json=False)
     assert type(live) is Live
     live.close()
@@ -77,9 +77,11 @@ def test_the_meter_smooths_and_counts_no_pauses(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_numbers_in_words() -> None:
-    assert told(Progress(1, 2, 0.25, "x", 1.0), 25_700_000_000) == "loss 0.2500  block x  1.00 steps/s  peak 25.7 GB"
+    assert (
+        step_line(Progress(1, 2, 0.25, "x", 1.0), 25_700_000_000) == "loss 0.2500  block x  1.00 steps/s  peak 25.7 GB"
+    )
     found = Evaluation("f1", 0.5, 1.25, 7, 2.0, 0.25)
-    assert described(Measurement(3, "dev", found, 0.0)) == (
+    assert measurement_line(Measurement(3, "dev", found, 0.0)) == (
         "step 3  dev f1 50.0 %  exact match 25.0 %  loss 1.2500  n 7  2.0 s"
     )
 

@@ -139,14 +139,13 @@ def report(result: Result, json: bool) -> None:
 
     summary = result.summary
     if summary is None:
-        how = "" if result.code == 0 else f": {result.reason}"
         resumable = Folder(result.folder).journal.exists()
         advice = (
             f"continue with: zeroblock resume {result.folder}"
             if resumable
             else "without a journal it cannot be resumed"
         )
-        typer.echo(f"stopped after step {result.steps}{how}; {advice}", err=True)
+        typer.echo(f"stopped after step {result.steps}: {result.reason}; {advice}", err=True)
         raise SystemExit(result.code)
     if json:
         for line in json_lines(result):

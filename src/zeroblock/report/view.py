@@ -150,10 +150,10 @@ class Lines(Quiet):
     def show(self, progress: Progress) -> None:
         """Show a step."""
         where = f"step {progress.step}/{progress.steps}  {clock(progress.left)} left"
-        self.note(f"{where}  {told(progress, peak_memory())}")
+        self.note(f"{where}  {step_line(progress, peak_memory())}")
 
     def measured(self, measurement: Measurement) -> None:
-        self.note(described(measurement))
+        self.note(measurement_line(measurement))
 
 
 class Live(Lines):
@@ -187,7 +187,7 @@ class Live(Lines):
             left=f"{clock(progress.left)} left",
             visible=True,
         )
-        self._text.plain = told(progress, peak_memory())
+        self._text.plain = step_line(progress, peak_memory())
 
     def replaying(self, step: int, steps: int) -> None:
         if self._due() or step == steps:
@@ -219,14 +219,14 @@ def view(quiet: bool, json: bool) -> View:
     return Live(console) if console.is_terminal else Lines(console)
 
 
-def told(progress: Progress, memory: int) -> str:
+def step_line(progress: Progress, memory: int) -> str:
     """Write the numbers of a step in a line.
 
     Args:
         progress: of the run.
         memory: peak, in bytes.
 
-    >>> told(Progress(10, 20, 0.5, "model.layers.3", 2.0), 10**9)
+    >>> step_line(Progress(10, 20, 0.5, "model.layers.3", 2.0), 10**9)
     'loss 0.5000  block model.layers.3  2.00 steps/s  peak 1.0 GB'
     """
     speed = f"{progress.rate:.2f} steps/s  peak {memory / 1e9:.1f} GB"
@@ -243,7 +243,7 @@ def clock(seconds: float) -> str:
     return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
-def described(measurement: Measurement) -> str:
+def measurement_line(measurement: Measurement) -> str:
     """Write an evaluation in a line."""
     result = measurement.evaluation
     exact = "" if result.exact_match is None else f"  exact match {100 * result.exact_match:.1f} %"

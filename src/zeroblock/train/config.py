@@ -254,20 +254,20 @@ def renamed(values: Mapping[str, Any], *, warn: bool = True) -> dict[str, Any]:
         values: settings by name; a value may be a list, as in a sweep.
         warn: whether to name the new name in a warning.
     """
-    found = dict(values)
+    current = dict(values)
     for old, new in (("schedule", "lr_schedule"), ("order", "schedule")):
-        value = found.get(old)
-        if old not in found or (old == "schedule" and not is_lr_schedule(value)):
+        value = current.get(old)
+        if old not in current or (old == "schedule" and not is_lr_schedule(value)):
             continue
-        if new in found:
+        if new in current:
             raise ZeroBlockError(f"{old} = {value!r} is the old name of {new}, which is given too: leave {old} out")
-        found = {(new if name == old else name): value for name, value in found.items()}
+        current = {(new if name == old else name): value for name, value in current.items()}
         if warn:
             what = "the learning rate" if old == "schedule" else "the blocks"
             flag = f"--{new}".replace("_", "-")
             message = f"the schedule of {what} is called {new} ({flag}), no longer {old}; the old name works until 0.3"
             warnings.warn(message, ZeroBlockWarning, stacklevel=2)
-    return found
+    return current
 
 
 def only_options(task: Any) -> bool:
