@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 SMOLLM2 := .venv/.smollm2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench bench-noise bench-journal bench-step test-gpu clean
+.PHONY: help install demo test quick slow test-gpu wheel-test check methods bench bench-noise bench-journal bench-step clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -27,8 +27,20 @@ demo: $(SMOLLM2) ## Fine-tune SmolLM2 on review sentences with MeZO-BCD (two cor
 test: $(SMOLLM2) ## Run the tests (two cores: under fifteen minutes)
 	$(BIN)/python -m pytest -n 2
 
+quick: $(SMOLLM2) ## Run the quick tests (two cores: under two minutes)
+	$(BIN)/python -m pytest -n 2 --quick
+
+slow: $(SMOLLM2) ## Run the tests, and write tests/slow.txt: those that `make quick` leaves out
+	$(BIN)/python -m pytest -n 2 --write-slow
+
+wheel-test: install ## Build the wheel, install it alone in a fresh environment, and train with it (two minutes)
+	$(BIN)/python -m pytest -m wheel tests/wheel
+
 test-gpu: ## Run the tests that need a CUDA device (with the Python that has one)
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests
+
+methods: install ## Write the table that `zeroblock methods` prints
+	$(BIN)/python -c 'from zeroblock.cli.methods import write_table; write_table()'
 
 check: install ## Lint, check formatting and types
 	$(BIN)/ruff check .
@@ -47,4 +59,4 @@ bench-step: $(SMOLLM2)
 	$(BIN)/zeroblock bench step --model opt-125m $(if $(DATA),--task sst2 --data $(DATA),--task reviews) --csv results/bench.csv
 
 clean: ## Remove .venv and caches
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

@@ -12,8 +12,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from operation import Operations, arguments, table
 from zeroblock import ops
+from zeroblock.bench.operation import Operations, arguments, table
 from zeroblock.noise import Draw, Key
 
 SCALARS = (1.0, -1e-6, 1.0, 1.0, 0.1)  # taken, -lr, both corrections, one share

@@ -12,8 +12,8 @@ import sys
 
 import torch
 
-from operation import name_of
-from record import append, machine, positive, seconds, writable
+from zeroblock.bench.operation import name_of
+from zeroblock.bench.script import append, machine, positive, seconds, writable
 from zeroblock.engine.pack import pack
 from zeroblock.ops.attention.reference import dense
 from zeroblock.task.encoding import Encoded

@@ -1,10 +1,10 @@
-"""What writing a step costs, and how fast a journal becomes weights.
+"""What writing a step costs, how fast a journal is read, and how fast it becomes weights.
 
-    python bench/journal.py [--device cpu|cuda] [--model opt-125m] [--method mezo_bcd ...] [--dtype float32 ...]
-                            [--steps N] [--csv results/journal.csv]
+    python bench/journal.py [--only write|read|replay ...] [--device cpu|cuda] [--model opt-125m]
+                            [--method mezo_bcd ...] [--dtype float32 ...] [--steps N] [--csv results/journal.csv]
 
-Weights are random and records synthetic: neither changes the work.  Bytes a second are
-those of the active weights, read and written once a step, as if every step went through memory.
+Weights are random and records synthetic: neither changes the work.  Bytes per second are those of the active
+weights, read and written once per step, as if every step went through memory.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import torch
 
 import zeroblock as zb
-from record import append, machine, positive, seconds, writable
+from zeroblock.bench.script import append, machine, positive, seconds, writable
 from zeroblock.journal import Header, Journal, Record, read, replay
+from zeroblock.journal.format import dump
 from zeroblock.model import config
 
 
@@ -43,7 +45,7 @@ def synthetic(optimizer: zb.ZeroOrder, steps: int) -> list[Record]:
 
 
 def writing(args: argparse.Namespace) -> list[dict[str, object]]:
-    """Microseconds of ``Journal.append``, and their part of a step on the CPU (16 rows of 16 tokens)."""
+    """Microseconds of ``Journal.append``, and their share of a step on the CPU (16 rows of 16 tokens)."""
     model = build("opt-125m", "cpu", torch.float32)
     optimizer = zb.mezo_bcd(model, 1e-6)
     header, records = Header.of(optimizer, model="opt-125m"), synthetic(optimizer, 20_000)
@@ -64,13 +66,39 @@ def writing(args: argparse.Namespace) -> list[dict[str, object]]:
             reading = time.perf_counter() - begin
         label = {1.0: "every second", None: "never", 0.0: "every record"}[fsync]
         print(
-            f"append, fsync {label:13} {each * 1e6:9.1f} µs a step, {each / step:.4%} of {step * 1e3:.0f} ms; "
+            f"append, fsync {label:13} {each * 1e6:9.1f} µs per step, {each / step:.4%} of {step * 1e3:.0f} ms; "
             f"{count:,} steps: {size:,} bytes, read in {reading:.2f} s"
         )
         rows.append(
             row(f"append, fsync {label}", "opt-125m", "mezo_bcd", "float32", count, each * count, of_step=each / step)
         )
     return rows
+
+
+def reading(args: argparse.Namespace) -> list[dict[str, object]]:
+    """Seconds to read and check a million steps of one probe, and the memory it takes at most."""
+    steps = 1_000_000
+    model = torch.nn.Linear(4, 4)
+    header = Header.of(zb.mezo(model, 1e-6))
+    draws = np.random.default_rng(0).standard_normal(steps).astype(np.float32).tolist()
+    records = (Record(step, 0, (c,), 1e-6, (), 2.0) for step, c in enumerate(draws))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "journal.zbj")
+        path.write_bytes(dump(header, records))
+        taken = seconds(lambda: read(path), "cpu", repeats=5, warm=1)
+        tracemalloc.start()
+        found = read(path).records
+        memory = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        begin = time.perf_counter()
+        assert sum(1 for _ in found) == steps
+        each = time.perf_counter() - begin
+        size = path.stat().st_size
+    print(
+        f"read, {steps:,} steps, {size / 1e6:.0f} MB: {taken:.3f} s, {memory / 1e6:.0f} MB of memory at most; "
+        f"every record looked at: {each:.1f} s more"
+    )
+    return [row("read", "", "mezo", "", steps, taken)]
 
 
 def replaying(args: argparse.Namespace, method: str, dtype: torch.dtype) -> dict[str, object]:
@@ -124,14 +152,19 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", default=["mezo_bcd"], choices=list(zb.METHODS))
     parser.add_argument("--dtype", nargs="+", default=["float32"], choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--steps", type=positive, help="to replay; 20,000 on cuda, 100 on the CPU by default")
+    parser.add_argument("--only", nargs="+", default=["write", "read", "replay"], choices=["write", "read", "replay"])
     parser.add_argument("--csv", help="append the rows to this file")
     args = parser.parse_args()
     args.steps = args.steps or (20_000 if args.device == "cuda" else 100)
     if args.csv:
         writable(args.csv)
     print(f"{machine(args.device)}, torch {torch.__version__}")
-    rows = writing(args) if args.device == "cpu" else []
-    rows += [replaying(args, method, getattr(torch, dtype)) for dtype in args.dtype for method in args.method]
+    rows: list[dict[str, object]] = []
+    if args.device == "cpu":
+        rows += writing(args) if "write" in args.only else []
+        rows += reading(args) if "read" in args.only else []
+    if "replay" in args.only:
+        rows += [replaying(args, method, getattr(torch, dtype)) for dtype in args.dtype for method in args.method]
     append(args.csv, rows, args.device)
 
 

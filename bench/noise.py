@@ -12,8 +12,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from operation import Operations, arguments, table
 from zeroblock import ops
+from zeroblock.bench.operation import Operations, arguments, table
 from zeroblock.noise import Distribution, Draw, Key, Rounding
 
 

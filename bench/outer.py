@@ -14,8 +14,8 @@ import math
 import torch
 from torch import Tensor
 
-from operation import Operations, arguments, table
 from zeroblock import ops
+from zeroblock.bench.operation import Operations, arguments, table
 from zeroblock.noise import Draw, Key
 
 RANK = 2

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from operation import DTYPES, name_of
-from record import append, machine, positive, seconds, writable
 from zeroblock import ops
+from zeroblock.bench.operation import DTYPES, name_of
+from zeroblock.bench.script import append, machine, positive, seconds, writable
 from zeroblock.noise import Draw, Key, Rounding
 from zeroblock.ops import replay
 from zeroblock.ops.replay import Matrix, Piece, Pieces, Steps

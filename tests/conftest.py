@@ -1,8 +1,14 @@
 """Shared set-up: without a GPU the Triton kernels run in Triton's interpreter."""
 
+import collections
+import contextlib
+import itertools
 import os
 import shutil
 import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script; tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -11,6 +17,12 @@ if shutil.which("nvidia-smi") is None:
 
 import pytest
 import torch
+
+with contextlib.suppress(ImportError):  # a machine lent for its GPU may not have it
+    import hypothesis
+
+    hypothesis.settings.register_profile("steady", deadline=None)  # a busy machine is no failure
+    hypothesis.settings.load_profile("steady")
 
 if os.environ.get("PYTEST_XDIST_WORKER"):
     torch.set_num_threads(1)  # the workers are the parallelism
@@ -47,8 +59,62 @@ def late(monkeypatch: pytest.MonkeyPatch) -> type:
     return Late
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# The quick tier: everything but the test functions named in slow.txt, which `make slow` writes by measuring.
+SLOW = Path(__file__).with_name("slow.txt")
+SLOW_S = 2.0
+"""Seconds of processor time, all parameters of a test function together, from which on it is slow."""
+BEGAN = pytest.StashKey[float]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leave out the tests that slow.txt names")
+    parser.addoption("--write-slow", action="store_true", help="measure the tests and write slow.txt")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    slow = set(SLOW.read_text().split()) if config.getoption("quick") else set()
+    wheel = "wheel" in config.option.markexpr  # make wheel-test alone installs the wheel
+    left_out = {item for item in items if _function(item.nodeid) in slow or ("wheel" in item.keywords and not wheel)}
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _function(nodeid: str) -> str:
+    """The name of a test function, whatever file it is in and whatever its parameters are."""
+    return nodeid.partition("[")[0].rpartition("::")[2]
+
+
+def _processor_s() -> float:
+    """Processor seconds of this process and of those it has waited for: hardly longer on a busy machine."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    item.stash[BEGAN] = _processor_s()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    yield
+    item.user_properties.append(("processor_s", _processor_s() - item.stash[BEGAN]))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if not (config.getoption("quick") or config.getoption("write_slow")):
+        return
+    taken: collections.Counter[str] = collections.Counter()
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        if getattr(report, "when", None) == "teardown":
+            taken[_function(report.nodeid)] += dict(report.user_properties).get("processor_s", 0.0)
+    slow = sorted(name for name, seconds in taken.items() if seconds >= SLOW_S)
+    if config.getoption("write_slow"):
+        SLOW.write_text("".join(f"{name}\n" for name in slow))
+    elif slow:
+        terminalreporter.write_line(f"slow, and not in slow.txt (make slow would enter them): {', '.join(slow)}")

@@ -9,27 +9,30 @@ from pathlib import Path
 
 import pytest
 
+from toy import PATIENCE_S
+from zeroblock.cli.methods import TABLE, describe_all
 from zeroblock.method import METHODS
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from zeroblock.cli import main; main()", *arguments]
     root = Path(__file__).parents[1]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, cwd=root)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=env, cwd=root)
 
 
-def test_help_needs_no_torch() -> None:
-    """Asked of the interpreter itself: what did printing the help import?"""
+@pytest.mark.parametrize(("argument", "answer"), [("--help", "one block at a time"), ("methods", "mezo_bcd_adam")])
+def test_a_plain_question_needs_no_torch(argument: str, answer: str) -> None:
+    """The interpreter itself says what answering has imported."""
     script = (
         "import sys, zeroblock.cli as cli\n"
-        "sys.argv = ['zeroblock', '--help']\n"
+        f"sys.argv = ['zeroblock', {argument!r}]\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'numba', 'numpy', 'matplotlib'} & set(sys.modules)\n"
         "print('IMPORTED', sorted(heavy))"
     )
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60).stdout
-    assert "one block at a time" in out
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S).stdout
+    assert answer in out
     assert out.rstrip().endswith("IMPORTED []")
 
 
@@ -138,8 +141,14 @@ def test_methods() -> None:
     assert "Malladi" in run("methods", "mezo").stdout
 
 
+def test_the_table_of_methods_is_up_to_date() -> None:
+    assert json.loads(TABLE.read_text(encoding="utf-8")) == describe_all(), "bring it up to date with: make methods"
+
+
 def test_a_pipe_that_closes_is_no_error() -> None:
-    command = f"{sys.executable} -c 'from zeroblock.cli import main; main()' schedule --turns 100000 | head -c 10"
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    script = "from zeroblock.cli import main; main()"
+    # more than the 64 KiB that a pipe holds, so that the command is still writing when its reader ends
+    command = f"{sys.executable} -c '{script}' schedule --order ascending --turns 100000 | head -c 10"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S)
     assert result.stderr == ""
     assert len(result.stdout) == 10

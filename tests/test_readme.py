@@ -1,4 +1,4 @@
-"""The README's code runs as written."""
+"""The README's code runs as written, and the documents name things that exist."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from toy import PATIENCE_S
+from zeroblock.method import METHODS
 from zeroblock.task import Encoded
 
 ROOT = Path(__file__).parents[1]
@@ -59,10 +61,20 @@ def test_the_commands_of_the_readme_exist() -> None:
     assert len(commands) >= 5
     for command in commands:
         call = [sys.executable, "-c", "from zeroblock.cli import main; main()", command, "--help"]
-        assert subprocess.run(call, capture_output=True, timeout=60).returncode == 0, command
+        assert subprocess.run(call, capture_output=True, timeout=PATIENCE_S).returncode == 0, command
 
 
-def test_the_files_it_names_exist() -> None:
-    for path in re.findall(r"\]\(([^)#]+)\)", README):
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
+def test_the_files_and_targets_it_names_exist(name: str) -> None:
+    text = (ROOT / name).read_text()
+    for path in re.findall(r"\]\(([^)#]+)\)", text):
         if not path.startswith("http"):
             assert (ROOT / path).exists(), path
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+
+
+def test_the_table_of_methods_names_them_all() -> None:
+    table = README.partition("| method | partition |")[2].partition("\n\n")[0]
+    names = [name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])]
+    assert sorted(names) == sorted(METHODS)

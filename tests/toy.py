@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PATIENCE_S = 900
+"""Seconds after which a test gives up on another process: far longer than a busy machine needs, so a hang only."""
 
 
 class Tiny(nn.Module):

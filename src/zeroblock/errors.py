@@ -1,4 +1,4 @@
-"""What can go wrong, in words that name the fix."""
+"""Errors and warnings, in words that name the fix."""
 
 from __future__ import annotations
 
@@ -54,3 +54,13 @@ def warn_renamed(old: str, new: str, stacklevel: int = 2) -> None:
     warnings.warn(
         f"{old} is deprecated and will go in the next release: use {new}", ZeroBlockWarning, stacklevel=stacklevel + 1
     )
+
+
+def shown(text: object, limit: int = 200) -> str:
+    r"""Text from a file of somebody else's, safe to print: one line, without control characters, of bounded length.
+
+    >>> shown("\x1b[2Jred\nline")
+    '\\x1b[2Jred\\nline'
+    """
+    escaped = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text)[: limit + 1])
+    return escaped if len(escaped) <= limit else f"{escaped[:limit]}…"

@@ -1,6 +1,6 @@
-"""Methods: each a name, a citation and one expression over the five parts.
+"""Methods: each is a name, a citation and one expression over the five parts.
 
-Joining ``METHODS`` is joining the library: the generic tests run over the table.
+A method that enters ``METHODS`` joins the library: the generic tests run over the table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOMENTUM = "Zhang et al. 2024, Revisiting Zeroth-Order Optimization for Memory-E
 
 
 def method(citation: str) -> Callable[[Method], Method]:
-    """Enter a factory in the table."""
+    """Enter a factory in the table of methods."""
 
     def enter(factory: Method) -> Method:
         METHODS[factory.__name__] = factory
@@ -104,9 +104,9 @@ def mezo_bcd_adaptive(
     as_published: bool = False,
     **options: Any,
 ) -> ZeroOrder:
-    """MeZO-BCD that visits blocks of large coefficients more often.
+    """MeZO-BCD that visits blocks with large coefficients more often.
 
-    ``as_published`` averages signed coefficients after an ascending warm-up, as the paper's algorithm writes.
+    ``as_published`` averages signed coefficients after an ascending warm-up, as in the paper's algorithm.
     """
     schedule = schedule or (Adaptive(signed=True, first=Ascending()) if as_published else Adaptive())
     return mezo_bcd(model, lr, eps, probes=probes, partition=partition, schedule=schedule, **options)
@@ -137,9 +137,9 @@ def lozo(
     as_published: bool = False,
     **options: Any,
 ) -> ZeroOrder:
-    """Directions U Vᵀ of low rank, with V held for ``interval`` steps.
+    """Draw directions U Vᵀ of low rank, with V held for ``interval`` steps.
 
-    ``as_published`` updates along another U than the one measured on the steps that draw V.
+    ``as_published`` updates along another U than it measured, on the steps that draw V.
     """
     return mezo(model, lr, eps, subspace=LowRank(rank, as_published), interval=interval, **options)
 
@@ -154,7 +154,7 @@ def lozo_m(model: nn.Module, lr: float = 1e-6, eps: float = EPS, *, beta: float 
 def sparse_mezo(
     model: nn.Module, lr: float = 2e-7, eps: float = EPS, *, keep: float = 0.75, **options: Any
 ) -> ZeroOrder:
-    """MeZO on the weights of small magnitude: ``keep`` is the percentile that SparseMeZO calls its sparsity."""
+    """MeZO on the weights of small magnitude; ``keep`` is the percentile that SparseMeZO calls its sparsity."""
     return mezo(model, lr, eps, subspace=Sparse(keep), **options)
 
 
@@ -190,14 +190,14 @@ def _measured(estimator: Estimator | None, eps: float, probes: int) -> Estimator
 
 
 def get(name: str) -> Method:
-    """A method by name; an unknown one gets the nearest suggested."""
+    """The method of a name; an unknown name gets the nearest one suggested."""
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     return METHODS[name]
 
 
 def describe(factory: Method) -> dict[str, Any]:
-    """Name, summary, parts, defaults and citation of a method, read off the factory itself."""
+    """Name, summary, parts, defaults and citation of a method, read from the factory itself."""
     defaults = {
         name: getattr(p.default, "__name__", p.default)
         for name, p in inspect.signature(factory).parameters.items()

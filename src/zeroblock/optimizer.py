@@ -5,21 +5,20 @@ c = (L(θ + εPz) - L(θ - εPz)) / 2ε        δ = rule(c·z)        θ ← θ 
 
 from __future__ import annotations
 
-import functools
-import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from . import block as blocks_of
 from .block import Block, Partition
+from .composition import both_parts, check, check_numbers, count, parts_of
 from .errors import ZeroBlockError
 from .estimator import Estimator, TwoSided
 from .interrupt import uninterrupted
-from .noise import VERSION, Distribution, Key, Rounding
+from .noise import Distribution, Key, Rounding
 from .patience import Patience
 from .record import Record
 from .rule import SGD, Rule
@@ -90,17 +89,13 @@ class ZeroOrder(torch.optim.Optimizer):
         restore: Restore = "copy",
         patience: int = 20,
     ) -> None:
-        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
-            if not (value >= 0 and math.isfinite(value)):
-                raise ZeroBlockError(f"{name} must be finite and not negative, got {value}")
-        if clip is not None and not (clip > 0 and math.isfinite(clip)):
-            raise ZeroBlockError(f"clip must be finite and positive, or None, got {clip}")
-        interval, fold, patience = _count("interval", interval), _count("fold", fold), _count("patience", patience)
+        check_numbers(lr, weight_decay, clip)
+        interval, fold, patience = count("interval", interval), count("fold", fold), count("patience", patience)
         self.schedule: Schedule = schedule or Shuffled()
         self.subspace: Subspace = subspace or Full()
         self.estimator: Estimator = estimator or TwoSided()
         self.rule: Rule = rule or SGD()
-        _check(self.subspace, restore, interval, fold, weight_decay)
+        check(self.subspace, restore, interval, fold, weight_decay)
         self.model, self.partition = model, partition
         self.blocks = partition(model) if callable(partition) else blocks_of.explicit(model, partition)
         self.interval, self.fold, self.seed = interval, fold, Key(seed, 0).seed
@@ -113,7 +108,7 @@ class ZeroOrder(torch.optim.Optimizer):
         )  # fmt: skip
         self.params, self.offsets = self.weights.params, self.weights.offsets
         super().__init__(list(self.params.values()), {"lr": lr, "weight_decay": weight_decay})
-        self.parts = _parts(self)
+        self.parts = parts_of(self)
         """The composition in words, for people and for checks: every value that the weights depend on."""
         self.turns = Turns(self.schedule, len(self.blocks), interval, self.seed, self.clip)
         self.patience = Patience(patience)
@@ -300,71 +295,3 @@ class ZeroOrder(torch.optim.Optimizer):
         raise ZeroBlockError(
             "an optimizer is not copied or pickled: build one on the other model and load this one's state_dict()"
         )
-
-
-def _count(name: str, value: SupportsIndex) -> int:
-    """A number of steps, given as any kind of integer."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = 0
-    if count < 1:
-        raise ZeroBlockError(f"{name} must be a whole number and at least 1, got {value!r}")
-    return count
-
-
-def _check(subspace: Subspace, restore: str, interval: int, fold: int, weight_decay: float) -> None:
-    """Refuse combinations that cannot work, with the reason."""
-    if restore not in ("copy", "subtract"):
-        raise ZeroBlockError(f"restore must be 'copy' or 'subtract', got {restore!r}")
-    if restore == "subtract" and not subspace.retraces:
-        raise ZeroBlockError(
-            f"{subspace} cannot be restored by subtraction, which would not undo the step it made: "
-            "leave restore='subtract' (or as_published) out"
-        )
-    if fold == 1:
-        return
-    if not subspace.folds:
-        raise ZeroBlockError(
-            f"fold is for low-rank steps (lozo, lozo_m, LowRank), whose sum is small: with {subspace} leave it out"
-        )
-    if interval % fold:
-        divisor = next(d for d in range(min(fold, interval), 0, -1) if interval % d == 0)
-        raise ZeroBlockError(
-            f"fold {fold} does not divide the interval of {interval} steps, in which the basis stays the same: give "
-            f"fold {divisor}, or interval {-(-interval // fold) * fold}"
-        )
-    if restore == "subtract":
-        raise ZeroBlockError("restore='subtract' moves the weights, which are not θ between folds: leave fold out")
-    if weight_decay:
-        raise ZeroBlockError("weight_decay writes every weight at every step: leave fold out, or weight_decay")
-
-
-def _parts(optimizer: ZeroOrder) -> dict[str, str]:
-    cut = optimizer.partition
-    if isinstance(cut, functools.partial):
-        options = ", ".join(f"{k}={v}" for k, v in cut.keywords.items())
-        name = f"{cut.func.__name__}({options})"
-    else:
-        name = getattr(cut, "__name__", "explicit")
-    kinds = ("schedule", "subspace", "estimator", "rule")
-    return {
-        "partition": name,
-        **{kind: in_words(getattr(optimizer, kind)) for kind in kinds},
-        "interval": repr(optimizer.interval),
-        **({} if optimizer.fold == 1 else {"fold": repr(optimizer.fold)}),
-        **({} if optimizer.clip is None else {"clip": repr(optimizer.clip)}),
-        "distribution": optimizer.distribution.name.lower(),
-        "rounding": optimizer.rounding.name.lower(),
-        "noise": f"version {VERSION}",
-    }
-
-
-def in_words(part: object) -> str:
-    """A part in words that are the same in every process."""
-    return type(part).__qualname__ if type(part).__repr__ is object.__repr__ else repr(part)
-
-
-def both_parts(mine: dict[str, str], theirs: dict[str, str]) -> list[tuple[str, str | None, str | None]]:
-    """Every part that either of two compositions has, in both."""
-    return [(part, mine.get(part), theirs.get(part)) for part in {**mine, **theirs}]

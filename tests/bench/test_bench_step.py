@@ -13,29 +13,29 @@ import transformers
 from bench_model import RAGGED, SINGLE, build, pool
 
 import zeroblock as zb
-from zeroblock.bench import batch, record, variant
+from zeroblock.bench import batch, measurement, variant
 from zeroblock.bench.batch import Load
 from zeroblock.bench.ceiling import Ceiling
-from zeroblock.bench.record import Row
-from zeroblock.bench.step import Plan, measure
+from zeroblock.bench.measurement import Measurement
+from zeroblock.bench.step import Sampling, measure
 from zeroblock.errors import ZeroBlockError
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows() -> list[Measurement]:
     methods = ["mezo_bcd", "mezo-reference", "mezo_bcd-reference", "lozo", "mezo_bcd_adam"]
     choices = variant.choose(methods, ["sequential", "forked"])
-    plan = Plan(batch_size=4, steps=21, interval=2)
-    return list(measure(build(), pool(), choices, plan, names=("tiny", "sst2")))
+    sampling = Sampling(batch_size=4, steps=21, interval=2)
+    return list(measure(build(), pool(), choices, sampling, names=("tiny", "sst2")))
 
 
-def test_every_method_meets_every_engine_after_the_published_ones(rows: list[Row]) -> None:
+def test_every_method_meets_every_engine_after_the_published_ones(rows: list[Measurement]) -> None:
     found = [(row.method, row.engine) for row in rows]
     assert found[:2] == [("mezo-reference", "reference"), ("mezo_bcd-reference", "reference")]
     assert set(found[2:]) == {(m, e) for m in ("mezo_bcd", "lozo", "mezo_bcd_adam") for e in variant.ENGINES}
 
 
-def test_rows_hold_what_was_measured(rows: list[Row]) -> None:
+def test_rows_hold_what_was_measured(rows: list[Measurement]) -> None:
     base = rows[0]
     weights = sum(p.numel() for p in build().parameters()) * 4
     for row in rows:
@@ -50,7 +50,7 @@ def test_rows_hold_what_was_measured(rows: list[Row]) -> None:
     assert base.ratio_to_reference == base.ratio_of_medians == 1.0
 
 
-def test_block_methods_are_measured_over_whole_cycles(rows: list[Row]) -> None:
+def test_block_methods_are_measured_over_whole_cycles(rows: list[Measurement]) -> None:
     steps = {row.method: (row.cycle, row.steps) for row in rows}
     assert steps["mezo-reference"] == steps["lozo"] == (1, 25)
     assert steps["mezo_bcd"] == steps["mezo_bcd-reference"] == (5, 25)
@@ -60,24 +60,24 @@ def test_block_methods_are_measured_over_whole_cycles(rows: list[Row]) -> None:
 
 def test_without_mezo_there_is_no_ratio() -> None:
     choices = variant.choose(["mezo_bcd"], ["sequential"])
-    (row,) = measure(build(), pool(), choices, Plan(4, 2, quick=True, warmup=0), names=("tiny", "sst2"))
+    (row,) = measure(build(), pool(), choices, Sampling(4, 2, quick=True, warmup=0), names=("tiny", "sst2"))
     assert row.ratio_to_reference is None
     assert row.ratio_of_medians is None
     assert row.steps == 2
 
 
 def test_warm_up_and_measurement_lengths() -> None:
-    assert Plan(steps=20).lengths(1, 43, False) == (3, 43)
-    assert Plan(steps=20).lengths(1, 43, True) == (43, 43)
-    assert Plan(steps=20).lengths(43, 43, False) == (43, 43)
-    assert Plan(steps=50).lengths(43, 43, False) == (43, 86)
-    assert Plan(steps=20, warmup=5).lengths(43, 43, True) == (5, 43)
-    assert Plan(steps=2, quick=True).lengths(43, 43, False) == (3, 2)
-    assert Plan(steps=50).lengths(43, 43, True) == (86, 86)
-    assert Plan(steps=20).lengths(129, 43, True) == (129, 129)
-    assert Plan(steps=5, quick=True).lengths(43, 43, True) == (5, 5)
+    assert Sampling(steps=20).lengths(1, 43, False) == (3, 43)
+    assert Sampling(steps=20).lengths(1, 43, True) == (43, 43)
+    assert Sampling(steps=20).lengths(43, 43, False) == (43, 43)
+    assert Sampling(steps=50).lengths(43, 43, False) == (43, 86)
+    assert Sampling(steps=20, warmup=5).lengths(43, 43, True) == (5, 43)
+    assert Sampling(steps=2, quick=True).lengths(43, 43, False) == (3, 2)
+    assert Sampling(steps=50).lengths(43, 43, True) == (86, 86)
+    assert Sampling(steps=20).lengths(129, 43, True) == (129, 129)
+    assert Sampling(steps=5, quick=True).lengths(43, 43, True) == (5, 5)
     with pytest.raises(ZeroBlockError, match="at least 20, or --quick"):
-        Plan(steps=19)
+        Sampling(steps=19)
 
 
 @pytest.mark.parametrize("choice", variant.choose(["mezo_bcd", "mezo_bcd_adam", "mezo_bcd-reference"], ["forked"]))
@@ -189,29 +189,29 @@ def test_bytes_that_must_be_moved() -> None:
     assert copied["mezo_bcd_adam", "forked"] == pytest.approx((5 + 4) / 5)
 
 
-def test_rows_survive_the_csv(tmp_path: Path, rows: list[Row]) -> None:
+def test_rows_survive_the_csv(tmp_path: Path, rows: list[Measurement]) -> None:
     path = tmp_path / "results" / "bench.csv"
-    record.append(path, rows[:1])
-    record.append(path, rows[1:])
-    assert record.read(path) == rows
+    measurement.append(path, rows[:1])
+    measurement.append(path, rows[1:])
+    assert measurement.read(path) == rows
     bare = dataclasses.replace(rows[0], peak_bytes=None, ratio_to_reference=None, gemm_floor_ms=None)
-    record.append(path, [bare])
-    assert record.read(path)[-1] == bare
-    assert record.latest(record.read(path)) == [*rows[1:], bare]
+    measurement.append(path, [bare])
+    assert measurement.read(path)[-1] == bare
+    assert measurement.latest(measurement.read(path)) == [*rows[1:], bare]
     elsewhere = dataclasses.replace(bare, machine="another")
-    assert record.latest([*rows, bare, elsewhere]) == [*rows[1:], bare, elsewhere]
+    assert measurement.latest([*rows, bare, elsewhere]) == [*rows[1:], bare, elsewhere]
     for odd in ({"engine": "fork"}, {"mean_ms": math.nan}):
-        record.append(tmp_path / "odd.csv", [dataclasses.replace(bare, **odd)])
+        measurement.append(tmp_path / "odd.csv", [dataclasses.replace(bare, **odd)])
         with pytest.raises(ZeroBlockError, match="row 1 is not one of bench step's"):
-            record.read(tmp_path / "odd.csv")
+            measurement.read(tmp_path / "odd.csv")
         (tmp_path / "odd.csv").unlink()
 
 
-def test_a_csv_of_something_else_is_left_alone(tmp_path: Path, rows: list[Row]) -> None:
+def test_a_csv_of_something_else_is_left_alone(tmp_path: Path, rows: list[Measurement]) -> None:
     path = tmp_path / "noise.csv"
     path.write_text("operation,ms\ncopy,1\n")
     with pytest.raises(ZeroBlockError, match="other columns"):
-        record.append(path, rows)
+        measurement.append(path, rows)
     assert path.read_text() == "operation,ms\ncopy,1\n"
 
 
@@ -221,7 +221,7 @@ def test_a_model_that_cannot_be_forked_is_left_out_aloud() -> None:
     choices = variant.choose(["mezo"], ["forked", "sequential"])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", zb.ZeroBlockWarning)
-        rows = list(measure(model, pool(), choices, Plan(2, 1, quick=True, warmup=0), names=("tiny", "sst2")))
+        rows = list(measure(model, pool(), choices, Sampling(2, 1, quick=True, warmup=0), names=("tiny", "sst2")))
     assert any("mezo, forked is left out: MambaForCausalLM cannot be forked" in str(w.message) for w in said)
     assert [(row.engine, row.gemm_floor_ms) for row in rows] == [("sequential", None)]
 
@@ -230,7 +230,7 @@ def test_a_model_that_cannot_be_forked_is_left_out_aloud() -> None:
 def test_on_a_gpu() -> None:
     model = build().half().cuda()
     choices = variant.choose(["mezo-reference", "mezo_bcd"], ["sequential", "forked"])
-    found = list(measure(model, pool(), choices, Plan(4, 3, quick=True), names=("tiny", "sst2")))
+    found = list(measure(model, pool(), choices, Sampling(4, 3, quick=True), names=("tiny", "sst2")))
     assert [row.device for row in found] == ["cuda"] * 3
     assert all(row.peak_bytes and row.peak_bytes >= row.weights_bytes for row in found)
     assert torch.isfinite(torch.tensor([row.mean_ms for row in found])).all()

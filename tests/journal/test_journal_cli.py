@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -174,7 +175,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(base: Path, run: Run, 
         (["replay", file, "--model", base, "--out", out], "step 10 is damaged.*replay --step 10"),
         (["replay", file, "--model", base, "--out", out, "--force"], "step 10 is damaged"),
         (["replay", tmp_path / "none", "--out", out], "cannot read the journal"),
-        (["apply", folder / "journal.zbj", "--out", other], "is there already"),
+        (["apply", folder / "journal.zbj", "--out", other], "exists already: give a new folder"),
     ):
         with pytest.raises(ZeroBlockError, match=message):
             call(*words)
@@ -185,11 +186,11 @@ def test_what_is_wrong_is_said_before_anything_is_written(base: Path, run: Run, 
 
 
 def test_the_sparkline_of_a_run() -> None:
-    records = [zb.Record(t, 0, (0.0,), 0.0, (), float(t)) for t in range(120)]
-    assert inspect.curve(records)[:2] == [0.5, 2.5]
-    assert inspect.sizes([]) is None
-    found = inspect.sizes([zb.Record(t, 0, (-float(t),), 0.0, (), 0.0) for t in range(200)])
+    losses = np.arange(120.0)
+    assert inspect.curve(losses)[:2] == [0.5, 2.5]
+    assert inspect.sizes(np.empty((0, 1))) is None
+    found = inspect.sizes(-np.arange(200.0)[:, None])
     assert found == {"median": 100.0, "hundredth": 198.0, "largest": 199.0, "step": 199}
-    assert inspect.sparkline(inspect.curve(records, 8)) == "▁▂▃▄▅▆▇█"
+    assert inspect.sparkline(inspect.curve(losses, 8)) == "▁▂▃▄▅▆▇█"
     assert inspect.sparkline([1.0, 1.0]) == "▁▁"
     assert inspect.sparkline([]) == ""

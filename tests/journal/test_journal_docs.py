@@ -14,7 +14,7 @@ import torch
 
 import zeroblock as zb
 from toy import Tiny
-from zeroblock.journal import Header, Record, file, fingerprint, read
+from zeroblock.journal import Header, Record, fingerprint, format, read
 
 PAGE = (Path(__file__).parents[2] / "docs" / "journal.md").read_text(encoding="utf-8")
 EXAMPLE = PAGE.split("## Example")[1].split("\n## ")[0]
@@ -29,11 +29,11 @@ def test_the_code_writes_the_example() -> None:
         Record(0, 1, (-0.5,), 1e-5, (0.6995, 0.7005), 0.7),
         Record(1, 0, (1.25,), 1e-5, (0.69125, 0.68875), 0.69),
     ]
-    assert file.dump(Header.decode(HEADER), records) == PREFIX + HEADER + ROOT + FIRST + SECOND
+    assert format.dump(Header.decode(HEADER), records) == PREFIX + HEADER + ROOT + FIRST + SECOND
 
 
 def test_the_code_reads_the_example() -> None:
-    contents = file.parse(PREFIX + HEADER + ROOT + FIRST + SECOND)
+    contents = format.parse(PREFIX + HEADER + ROOT + FIRST + SECOND)
     assert [r.coeffs for r in contents.records] == [(-0.5,), (1.25,)]
     assert contents.records[0].losses == pytest.approx((0.6995, 0.7005), abs=1e-12)
     assert (contents.header.model, contents.header.seed) == ("tiny", 42)

@@ -15,7 +15,7 @@ from journal_toy import key, write
 
 from toy import Tiny, same, snapshot
 from zeroblock.errors import ZeroBlockError
-from zeroblock.journal import Record, file, replay
+from zeroblock.journal import Record, format, replay
 
 SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
@@ -29,7 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[Record]
 def check(data: bytes, truth: list[Record]) -> int:
     """Records that were read: the true ones from the start, and none if the bytes are refused."""
     try:
-        found = file.parse(data)
+        found = format.parse(data)
     except ZeroBlockError:
         return 0
     assert [key(r) for r in found.records] == [key(r) for r in truth[: len(found.records)]]
@@ -77,7 +77,7 @@ def test_any_bytes(data: bytes) -> None:
 
 def framed(text: bytes, records: bytes = b"") -> bytes:
     """A header with a right checksum around any bytes."""
-    start = file.PREFIX.pack(file.MAGIC, 1, 0, len(text)) + text
+    start = format.PREFIX.pack(format.MAGIC, 1, 0, len(text)) + text
     return start + struct.pack("<I", zlib.crc32(start)) + records
 
 
@@ -98,7 +98,7 @@ def test_any_header_with_a_right_checksum(text: bytes, records: bytes) -> None:
 @given(data=st.data())
 def test_any_value_in_any_field_of_a_header(data: st.DataObject, whole: tuple[bytes, list[Record]]) -> None:
     """A header that somebody made up, checksum and all, is refused, or builds an optimizer; it never runs anything."""
-    good = json.loads(file.parse(whole[0]).header.encode())
+    good = json.loads(format.parse(whole[0]).header.encode())
     field = data.draw(st.sampled_from(sorted(good)))
     if field == "method" and data.draw(st.booleans()):
         part = data.draw(st.sampled_from(sorted(good["method"])))
@@ -108,7 +108,7 @@ def test_any_value_in_any_field_of_a_header(data: st.DataObject, whole: tuple[by
     model = Tiny()
     before = snapshot(model)
     try:
-        header = file.parse(framed(json.dumps(changed).encode())).header
+        header = format.parse(framed(json.dumps(changed).encode())).header
         optimizer = header.rebuild(model)
     except ZeroBlockError:
         return
@@ -117,9 +117,9 @@ def test_any_value_in_any_field_of_a_header(data: st.DataObject, whole: tuple[by
 
 
 def test_records_that_somebody_made_up_are_refused_by_the_schedule(whole: tuple[bytes, list[Record]]) -> None:
-    contents = file.parse(whole[0])
+    contents = format.parse(whole[0])
     swapped = [Record(r.step, (r.block + 1) % 5, r.coeffs, r.lr, r.losses, r.loss) for r in contents.records]
-    forged = file.parse(file.dump(contents.header, swapped))
+    forged = format.parse(format.dump(contents.header, swapped))
     model = Tiny()
     with pytest.raises(ZeroBlockError, match="another method, seed or order"):
         replay(forged.header.rebuild(model), forged.records)

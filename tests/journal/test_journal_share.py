@@ -14,7 +14,7 @@ from journal_toy import build, key, write
 import zeroblock as zb
 from toy import Tiny, next_token, same, snapshot
 from zeroblock.errors import ZeroBlockError
-from zeroblock.journal import Header, Journal, export, file, load, read, unload
+from zeroblock.journal import Header, Journal, export, format, load, read, unload
 from zeroblock.journal import share as module
 
 
@@ -193,7 +193,7 @@ def test_a_journal_of_a_strange_estimator_is_refused() -> None:
         method = {**header.method, "estimator": {**header.method["estimator"], **change}}
 
         def written(method: dict[str, object] = method) -> Header:
-            return file.parse(file.dump(header.replace(method=method), [])).header
+            return format.parse(format.dump(header.replace(method=method), [])).header
 
         with pytest.raises(ZeroBlockError):
             written().rebuild(Tiny())

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import run_toy
+from toy import PATIENCE_S
 
 COMMAND = [sys.executable, "-c", "import typer; from zeroblock.cli.sweep import sweep; typer.run(sweep)"]
 FILE = """
@@ -61,7 +62,7 @@ def start(toys: Path, file: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=os.environ | limits, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def until(holds: Callable[[], bool], seconds: float = 90) -> None:
+def until(holds: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "waited in vain"
@@ -76,7 +77,7 @@ def read(path: Path) -> list[dict[str, str]]:
 def test_a_sweep_from_the_first_run_to_the_table(toys, tmp_path):
     file = sweep_file(toys, tmp_path / "toy.toml")
     process = start(toys, file, "--jobs", "2", "--json")
-    said, errors = process.communicate(timeout=170)
+    said, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     *ends, last = map(json.loads, said.splitlines())
     assert last == {
@@ -107,7 +108,7 @@ def test_a_sweep_from_the_first_run_to_the_table(toys, tmp_path):
 
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").glob("*/*")}
     again = start(toys, file)
-    said, errors = again.communicate(timeout=60)
+    said, errors = again.communicate(timeout=PATIENCE_S)
     assert again.returncode == 0, errors
     assert "1 tasks: 4 runs finished, 0 due\n" in said
     assert "begin" not in said
@@ -119,7 +120,7 @@ def test_a_failing_run_is_told_and_the_others_go_on(toys, tmp_path):
     shape = f'[run]\nmodel = "{toys / "model"}"\nmethod = "zero-shot"\ndev = 10\ntest = 10\n'
     file.write_text(shape + '[grid]\ntask = ["rte", "sst2"]\n')  # there are no data of rte
     process = start(toys, file)
-    said, errors = process.communicate(timeout=170)
+    said, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "fail   rte-zero-shot" in errors
     assert "end    sst2-zero-shot" in said
@@ -140,7 +141,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(toys, tmp_path, how):
     head = journal.stat().st_size
     until(lambda: journal.stat().st_size > head + 500)
     process.send_signal(how)
-    said, errors = process.communicate(timeout=60)
+    said, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == (143 if how == signal.SIGTERM else -signal.SIGKILL)
     assert "Traceback" not in errors
     assert ("the same command continues" in errors) == (how == signal.SIGTERM)
@@ -150,7 +151,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(toys, tmp_path, how):
     assert done
 
     finished = start(toys, file, *less)
-    said, errors = finished.communicate(timeout=170)
+    said, errors = finished.communicate(timeout=PATIENCE_S)
     assert finished.returncode == 0, errors
     assert "begin  sst2-zero-shot" not in said
     assert {path: path.stat().st_mtime_ns for path in runs.glob("*zero-shot*/*")} == done
@@ -182,7 +183,7 @@ def test_the_death_of_a_process_costs_one_run(toys, tmp_path):
     workers = [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
     assert len(workers) == 1
     os.kill(workers[0], signal.SIGKILL)
-    said, errors = process.communicate(timeout=60)
+    said, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "end    sst2-zero-shot" in said
     assert re.search(r"fail   sst2-mezo_bcd-seed0-\w+: its process ended with status -9; see ", errors)
@@ -196,7 +197,7 @@ def test_what_goes_wrong_in_the_sweep_itself_stops_it(toys, tmp_path):
     until(table.exists)
     table.unlink()
     table.mkdir()
-    _, errors = process.communicate(timeout=90)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0
     assert "IsADirectoryError" in errors
     until(lambda: all(_free(journal) for journal in (tmp_path / "out").glob("runs/*/journal.zbj")))

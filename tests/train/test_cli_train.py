@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from toy import PATIENCE_S
 from zeroblock.cli import app
 from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import read
@@ -25,7 +26,7 @@ COMMAND = [sys.executable, "-c", "from zeroblock.cli import main; main()"]
 
 def process(*arguments: Any, code: int = 0) -> subprocess.CompletedProcess[str]:
     """As a shell runs it."""
-    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == code, done.stderr
     return done
 
@@ -106,11 +107,11 @@ def test_signals(number: int, base: list[Any], tmp_path: Path) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     journal = out / "journal.zbj"
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while not (journal.exists() and read(journal).records) and time.monotonic() < end:
         time.sleep(0.02)
     running.send_signal(number)
-    _, errors = running.communicate(timeout=60)
+    _, errors = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 128 + number, errors
     assert f"continue with: zeroblock resume {out}" in errors
     taken = len(read(journal).records)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from toy import PATIENCE_S
 from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.method import METHODS
 from zeroblock.train import Config
@@ -194,7 +195,9 @@ def test_rates() -> None:
 def test_reading_the_settings_needs_no_torch() -> None:
     script = "import sys, zeroblock.cli.train, zeroblock.cli.evaluate, zeroblock.cli.resume, zeroblock.cli.demo\n"
     script += "print(sorted({'torch', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     assert done.stdout == "[]\n"
 
 

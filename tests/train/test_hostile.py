@@ -16,6 +16,7 @@ import torch
 from loop_toy import Kill, kept, lines, settings
 from safetensors.torch import load_file, save_file
 
+from toy import PATIENCE_S
 from zeroblock import atomic
 from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.journal import Journal, read
@@ -155,7 +156,7 @@ def test_a_folder_cannot_ask_for_code(coded: tuple[Path, Path], data: Path, tmp_
 
 
 def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -287,7 +288,7 @@ def test_a_second_signal_names_itself(
     file = tmp_path / "run.toml"
     file.write_text(config.dump())
     options = ["train", "--config", str(file), "--out", str(tmp_path / "run")]
-    done = subprocess.run([sys.executable, "-c", script, *options], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", script, *options], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     assert len(read(tmp_path / "run").records) == 4

@@ -1,4 +1,4 @@
-"""Batches: the same examples in the same order for every variant that is measured."""
+"""Batches: every variant is measured on the same examples in the same order."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ..errors import ZeroBlockError
 from ..task import Encoded, Task
 from ..task.encoding import Tokenizer
 
-PADDING = 8
-"""MeZO's collator pads to a multiple of this."""
+PADDED_TO_TOKENS = 8
+"""MeZO's collator pads to a multiple of so many tokens."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Encoded examples with what is scored in them.
+    """Encoded examples, and how they are scored.
 
     Args:
         encoded: contexts with the options that branch off them.
-        labels: the right option of each.
+        labels: index of the right option of each.
         over: cross-entropy over the options, or teacher forcing on the right one.
     """
 
@@ -33,41 +33,41 @@ class Batch:
 
     @property
     def scored(self) -> tuple[Encoded, ...]:
-        """The examples with the options that are scored: all, or the right one alone."""
+        """The examples with the options that are scored: all of them, or the right one alone."""
         if self.over == "options":
             return self.encoded
         return tuple(replace(one, options=(one.options[k],)) for one, k in zip(self.encoded, self.labels, strict=True))
 
     @property
     def rows(self) -> list[tuple[tuple[int, ...], int]]:
-        """What the published code runs: each option a string of its own, with the number of the option's tokens."""
+        """The rows that the published code runs: a string per option, with the number of the option's tokens."""
         return [row for one in self.scored for row in one.rows]
 
     @property
     def tokens(self) -> int:
-        """Packed: what options share once, and no token that predicts nothing."""
+        """Number of tokens, packed: a shared context counts once, and a token that predicts nothing does not count."""
         return sum(map(cost, self.scored))
 
     @property
     def padded(self) -> int:
-        """Padded: each option a row, all as long as the longest, up to a multiple of 8."""
+        """Number of tokens, padded: a row per option, each as long as the longest, rounded up to a multiple of 8."""
         rows = self.rows
         return len(rows) * width(len(ids) for ids, _ in rows)
 
     @property
     def positions(self) -> int:
-        """Packed positions whose logits are needed."""
+        """Number of packed positions whose logits are needed."""
         return len(pack(self.scored).keep)
 
 
 @dataclass(frozen=True)
 class Load:
-    """Sizes of a batch, mean over several.
+    """Sizes of a batch, averaged over several.
 
     Args:
-        tokens: packed.
-        padded: each option a row.
-        positions: packed ones whose logits are needed.
+        tokens: number of tokens, packed.
+        padded: number of tokens, padded to a row per option.
+        positions: number of packed positions whose logits are needed.
     """
 
     tokens: int
@@ -81,21 +81,21 @@ class Load:
 
 
 def width(lengths: Iterable[int]) -> int:
-    """Columns of a padded batch.
+    """Number of columns of a padded batch.
 
     >>> width([9, 17])
     24
     """
-    return -(-max(lengths) // PADDING) * PADDING
+    return -(-max(lengths) // PADDED_TO_TOKENS) * PADDED_TO_TOKENS
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The examples of a task, dealt out in order and from the start again.
+    """The examples of a task, dealt out in order, and again from the start when they run out.
 
     Args:
         encoded: every example.
-        labels: the right option of each.
+        labels: index of the right option of each.
         over: see :class:`Batch`.
     """
 
@@ -108,12 +108,12 @@ class Pool:
             raise ZeroBlockError("there are no examples to measure on")
 
     def batch(self, step: int, size: int) -> Batch:
-        """The batch of a step: a function of its number alone."""
+        """The batch of a step; it depends on the number of the step alone."""
         chosen = [(step * size + i) % len(self.encoded) for i in range(size)]
         return Batch(tuple(self.encoded[i] for i in chosen), tuple(self.labels[i] for i in chosen), self.over)
 
     def folded(self, vocabulary: int) -> Pool:
-        """Ids of another tokenizer brought into a model's vocabulary: as many tokens, in the range of its table."""
+        """The same examples with the ids of another tokenizer taken modulo the size of the model's vocabulary."""
 
         def fold(ids: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(i % vocabulary for i in ids)
@@ -125,7 +125,7 @@ class Pool:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest string."""
+        """Number of tokens of the longest string."""
         return max(len(ids) for one in self.encoded for ids, _ in one.rows)
 
 
@@ -138,14 +138,14 @@ def encode(
     limit: int | None = None,
     max_length: int = 2048,
 ) -> Pool:
-    """The training examples of a task, in the protocol's order.
+    """Encode the training examples of a task, in the protocol's order.
 
     Args:
-        task: which.
+        task: the task.
         data: see :meth:`Task.rows`.
         tokenizer: the model's, or a stand-in of like granularity.
         seed: the data seed.
-        limit: how many examples at most.
+        limit: maximum number of examples.
         max_length: longer contexts are cut on the left.
     """
     encoder = task.encoder(tokenizer, max_length)
@@ -155,7 +155,7 @@ def encode(
 
 
 def write(path: Path, pool: Pool) -> None:
-    """One JSON object a line: context, options and label, as token ids."""
+    """Write one JSON object per line: context, options and label, as token ids."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for one, label in zip(pool.encoded, pool.labels, strict=True):
@@ -163,7 +163,7 @@ def write(path: Path, pool: Pool) -> None:
 
 
 def read(path: Path, over: Over) -> Pool:
-    """What :func:`write` wrote."""
+    """Read what :func:`write` wrote."""
     if not path.is_file():
         raise ZeroBlockError(f"no file {str(path)!r}; write it with: zeroblock bench encode")
     try:
@@ -173,13 +173,15 @@ def read(path: Path, over: Over) -> Pool:
     encoded, labels = [], []
     for number, line in enumerate(lines, start=1):
         try:
-            found = json.loads(line)
-            one = Encoded(tuple(map(int, found["context"])), tuple(tuple(map(int, o)) for o in found["options"]))
-            label = int(found["label"])
+            row = json.loads(line)
+            one = Encoded(tuple(map(int, row["context"])), tuple(tuple(map(int, o)) for o in row["options"]))
+            label = int(row["label"])
         except (ValueError, TypeError, KeyError) as error:
             raise ZeroBlockError(f"{path}:{number}: wants context, options and label as token ids ({error})") from error
         if not one.context or not all(one.options) or not 0 <= label < len(one.options):
-            raise ZeroBlockError(f"{path}:{number}: wants a context, options that are not empty, and the label of one")
+            raise ZeroBlockError(
+                f"{path}:{number}: wants a context, options that are not empty, and the index of one as label"
+            )
         encoded.append(one)
         labels.append(label)
     return Pool(tuple(encoded), tuple(labels), over)

@@ -1,8 +1,8 @@
 """Ceilings: how fast this machine multiplies the model's own matrices and copies memory, and the floors they set.
 
-A floor is what a step would take if it did nothing but its products with the weights
-(attention's own products, norms and noise left out), or nothing but the reading and
-writing that perturbation and update cannot do without.
+A floor is the time a step would take if it did nothing but its products with the weights
+(without attention's own products, norms and noise), or nothing but the reads and writes that
+perturbation and update cannot avoid.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from torch import nn
 
 from ..block import Block, stacks
 
-COPIED = {"cuda": 1 << 30, "cpu": 1 << 27}
-"""Bytes copied to measure bandwidth: far beyond any cache."""
+COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
+"""Bytes copied to measure the bandwidth: far more than any cache holds."""
+MIN_MEASURED_MS = 100
 
 
 class Ceiling:
-    """The measured speed of the products of a model.
+    """The speed at which this machine computes the products of a model.
 
     Args:
         model: a causal language model with a ``ModuleList`` of layers, on its device.
@@ -32,7 +33,7 @@ class Ceiling:
     def __init__(self, model: nn.Module) -> None:
         stack = [layer for path in stacks(model) for layer in model.get_submodule(path).children()]
         self.layer = {id(p): i for i, layer in enumerate(stack) for p in layer.parameters()}
-        # parameters, not their storage: a published procedure gives them another at every pass
+        # parameters, not their storage: a published procedure replaces the storage at every pass
         self.matrices = [[p for p in layer.parameters() if p.dim() == 2] for layer in stack]
         self.plain = bool(stack) and all(p.dim() <= 2 for layer in stack for p in layer.parameters())
         outputs: Any = getattr(model, "get_output_embeddings", lambda: None)()
@@ -44,28 +45,30 @@ class Ceiling:
         self._bandwidth: float | None = None
 
     def layers_ms(self, rows: int) -> float:
-        """All layers' products with that many rows, in milliseconds."""
+        """Milliseconds of the products of all layers with that many rows."""
         return self._measured("layers", rows, [w for layer in self.matrices for w in layer])
 
     def head_ms(self, rows: int) -> float:
-        """The head's product with that many rows."""
+        """Milliseconds of the head's product with that many rows."""
         return 0.0 if self.head is None else self._measured("head", rows, [self.head])
 
     def padded_ms(self, rows: int) -> float | None:
-        """Two forwards of padded rows with logits at every position: the published step."""
+        """Milliseconds of two forwards of padded rows with logits at every position: the published step."""
         return 2 * (self.layers_ms(rows) + self.head_ms(rows)) if self.plain else None
 
     def packed_ms(self, rows: int, positions: int) -> float | None:
-        """Two forwards of the packed row, one after the other."""
+        """Milliseconds of two forwards of the packed row, one after the other."""
         return 2 * (self.layers_ms(rows) + self.head_ms(positions)) if self.plain else None
 
     def forked_ms(self, rows: int, positions: int, blocks: Sequence[Block], *, shared: bool = False) -> float | None:
-        """The forked step, mean over blocks: S rows before the block, twice S in it, 2S at once after it.
+        """Milliseconds of the forked step, averaged over blocks.
+
+        It has S rows before the active block, twice S in it, and 2S at once after it.
 
         Args:
-            rows: S, tokens of the packed row.
-            positions: of it that carry loss.
-            blocks: which take turns.
+            rows: S, the number of tokens of the packed row.
+            positions: how many of them carry loss.
+            blocks: the blocks that take turns.
             shared: whether both sides go through one product in the block too (low rank).
         """
         if not self.plain:
@@ -85,16 +88,16 @@ class Ceiling:
         return total / len(blocks)
 
     def copy_ms(self, nbytes: float) -> float:
-        """Reading and writing so many bytes in all."""
+        """Milliseconds to move so many bytes, reads and writes counted together."""
         if self._bandwidth is None:
-            x = torch.ones(COPIED[self.device.type] // 4, device=self.device)
+            x = torch.ones(COPY_BYTES[self.device.type] // 4, device=self.device)
             y = torch.empty_like(x)
             self._bandwidth = 2 * x.nbytes / self._ms(lambda: y.copy_(x))
         return nbytes / self._bandwidth
 
-    def _measured(self, what: str, rows: int, weights: Sequence[nn.Parameter]) -> float:
-        """Milliseconds of x Wᵀ for all the weights in turn, so that none is found in a cache."""
-        if (what, rows) not in self._times:
+    def _measured(self, name: str, rows: int, weights: Sequence[nn.Parameter]) -> float:
+        """Milliseconds of x Wᵀ for all the weights in turn, so that none is still in a cache."""
+        if (name, rows) not in self._times:
             inputs = {w.shape[1]: torch.randn(rows, w.shape[1], device=self.device, dtype=self.dtype) for w in weights}
             outputs = {w.shape[0]: torch.empty(rows, w.shape[0], device=self.device, dtype=self.dtype) for w in weights}
 
@@ -102,16 +105,16 @@ class Ceiling:
                 for w in weights:
                     torch.mm(inputs[w.shape[1]], w.t(), out=outputs[w.shape[0]])
 
-            self._times[what, rows] = self._ms(products)
-        return self._times[what, rows]
+            self._times[name, rows] = self._ms(products)
+        return self._times[name, rows]
 
     @torch.no_grad()
     def _ms(self, run: Callable[[], object]) -> float:
-        """Median milliseconds of a call; on a GPU of its graph, which the host does not hold up."""
+        """Median milliseconds of a call; on a GPU of its graph, so that the host does not slow it down."""
         run()
         if self.device.type != "cuda":
             times: list[float] = []
-            while len(times) < 2 or sum(times) < 100:
+            while len(times) < 2 or sum(times) < MIN_MEASURED_MS:
                 begin = time.perf_counter()
                 run()
                 times.append(1e3 * (time.perf_counter() - begin))

@@ -1,15 +1,15 @@
 """The paper's theoretical table of peak memory, for any model.
 
-Numbers of parameters: the weights, plus what a step holds beside them.  W_ℓ is one tensor,
-for perturbations are drawn, used and dropped a tensor at a time.
+It counts parameters: the weights, and what a step holds beside them.  W_ℓ is one tensor, since
+perturbations are drawn, used and dropped one tensor at a time.
 
     MeZO         Σ|W_ℓ| + max|W_ℓ|
     SparseMeZO   Σ|W_ℓ| + max|W_ℓ| (noise) + max|W_ℓ| (mask)
     LOZO         Σ|W_ℓ| + max m_ℓ·r (U) + Σ n_ℓ·r (V)
     MeZO-BCD     Σ|W_ℓ| + max over the block's |W_ℓ|
 
-Adam adds two moments: of every weight, or of the largest block's for MeZO-BCD.  Activations
-are not in the table; :func:`forward` says what the two largest of them take.
+Adam adds two moments: of every weight, or of the largest block's for MeZO-BCD.  The
+table leaves activations out; :func:`forward` gives the size of the two largest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..block import layers
-from .record import Row
+from .measurement import Measurement
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """Numbers of parameters that a method needs at its peak.
+    """Number of parameters that a method needs at its peak.
 
     Args:
-        method: the library's name.
-        weights: of the model.
+        method: the library's name of it.
+        weights: those of the model.
         held: noise, mask and factors that exist for a moment.
         kept: factors and moments that stay from step to step.
-        bytes_each: of a weight.
+        bytes_each: bytes per weight.
     """
 
     method: str
@@ -47,29 +47,29 @@ class Need:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum."""
         return self.weights + self.held + self.kept
 
     @property
     def total_bytes(self) -> int:
-        """All of it, in the dtype of the weights."""
+        """The sum in bytes, in the dtype of the weights."""
         return self.total * self.bytes_each
 
     @property
     def over_weights(self) -> float:
-        """How many times the weights."""
+        """The sum as a multiple of the weights."""
         return self.total / self.weights
 
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
-    """Bytes of the two largest things in a forward of padded rows, which the table leaves out.
+    """Bytes of the two largest activations in a forward of padded rows, which the table leaves out.
 
     Args:
-        rows: of the batch, each option one.
-        length: tokens a row.
-        logits: at every position, once; the published loss makes two more copies of them.
-        cache: keys and values of all layers, which transformers keeps unless told not to.
+        rows: number of rows, one per option.
+        length: tokens per row.
+        logits: one copy, at every position; the published loss makes two more.
+        cache: keys and values of all layers, which transformers keeps by default.
     """
 
     rows: int
@@ -79,19 +79,19 @@ class Forward:
 
 
 def table(model: nn.Module, bytes_each: int, rank: int = 2) -> list[Need]:
-    """The needs of the paper's methods.
+    """What the paper's methods need.
 
     Args:
-        model: weights are not needed: one on the meta device will do.
-        bytes_each: of a weight.
-        rank: r of LOZO.
+        model: it needs no weights and may be on the meta device.
+        bytes_each: bytes per weight.
+        rank: LOZO's r.
     """
     params = {name: param for name, param in model.named_parameters() if param.requires_grad}
     sizes = {name: param.numel() for name, param in params.items()}
     weights, largest = sum(p.numel() for p in model.parameters()), max(sizes.values())
     matrices = [(p.shape[0], p[0].numel()) for p in params.values() if p.dim() >= 2]
     blocks = [block.params for block in layers(model)]
-    # every block has its turn, so the largest tensor of all is held in some step
+    # every block has its turn, so some step holds the largest tensor of all
     in_block = max(max(sizes[n] for n in names) for names in blocks)
     block = max(sum(sizes[n] for n in names) for names in blocks)
 
@@ -109,13 +109,13 @@ def table(model: nn.Module, bytes_each: int, rank: int = 2) -> list[Need]:
 
 
 def forward(config: Any, bytes_each: int, rows: int, length: int) -> Forward:
-    """What a forward of padded rows holds.
+    """What a forward of padded rows holds in memory.
 
     Args:
-        config: of a transformers model.
-        bytes_each: of an activation.
-        rows: of the batch.
-        length: tokens a row.
+        config: the config of a transformers model.
+        bytes_each: bytes per activation.
+        rows: number of rows.
+        length: tokens per row.
     """
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -125,8 +125,8 @@ def forward(config: Any, bytes_each: int, rows: int, length: int) -> Forward:
     return Forward(rows, length, tokens * config.vocab_size * bytes_each, cache)
 
 
-def document(needs: Sequence[Need], forward: Forward | None, peaks: Sequence[Row]) -> dict[str, Any]:
-    """All of it as plain values."""
+def document(needs: Sequence[Need], forward: Forward | None, peaks: Sequence[Measurement]) -> dict[str, Any]:
+    """The table, the forward and the measured peaks as plain values."""
     return {
         "theory": [
             {**dataclasses.asdict(n), "total": n.total, "total_bytes": n.total_bytes, "over_weights": n.over_weights}
@@ -137,8 +137,8 @@ def document(needs: Sequence[Need], forward: Forward | None, peaks: Sequence[Row
     }
 
 
-def show(title: str, needs: Sequence[Need], forward: Forward | None, peaks: Sequence[Row]) -> None:
-    """Print it: a line a method, and of measured peaks a line for every method and engine, a column for every task."""
+def show(title: str, needs: Sequence[Need], forward: Forward | None, peaks: Sequence[Measurement]) -> None:
+    """Print the table, a line per method; and the peaks, a line per method and engine, a column per task."""
     from rich.console import Console
     from rich.table import Table
 
@@ -156,11 +156,11 @@ def show(title: str, needs: Sequence[Need], forward: Forward | None, peaks: Sequ
     if forward is not None:
         console.print(
             f"A forward of {forward.rows} rows of {forward.length} tokens holds, beside the table: logits at every "
-            f"position {gigabytes(forward.logits)} GB a copy, keys and values {gigabytes(forward.cache)} GB."
+            f"position {gigabytes(forward.logits)} GB per copy, keys and values {gigabytes(forward.cache)} GB."
         )
 
 
-def _measured(title: str, peaks: Sequence[Row]) -> Table:
+def _measured(title: str, peaks: Sequence[Measurement]) -> Table:
     from rich.table import Table
 
     several = len({(row.device, row.batch_size) for row in peaks}) > 1
@@ -177,13 +177,13 @@ def _measured(title: str, peaks: Sequence[Row]) -> Table:
     for task in tasks:
         sheet.add_column(task, justify="right")
     order = list(dict.fromkeys(names[0] for names in lines))
-    for names, found in sorted(lines.items(), key=lambda line: order.index(line[0][0])):
-        sheet.add_row(*names, *(found.get(task, "") for task in tasks))
+    for names, line in sorted(lines.items(), key=lambda item: order.index(item[0][0])):
+        sheet.add_row(*names, *(line.get(task, "") for task in tasks))
     return sheet
 
 
 def gigabytes(nbytes: float) -> str:
-    """Four digits or so.
+    """About four digits.
 
     >>> gigabytes(25_706_000_000), gigabytes(51_000_000)
     ('25.71', '0.051')

@@ -1,4 +1,4 @@
-"""The paper's two figures from the rows measured: time per step by method, memory by task."""
+"""The paper's two figures, drawn from measurements: time per step by method, memory by task."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZeroBlockError
-from .record import Row
+from .measurement import Measurement
 
 COLOURS = {
     "mezo": "#0072B2",
@@ -15,21 +15,21 @@ COLOURS = {
     "lozo": "#CC79A7",
     "mezo_bcd": "#009E73",
 }
-"""Okabe and Ito's: told apart under every common colour blindness."""
+"""The palette of Okabe and Ito, which people with any common colour blindness can tell apart."""
 GREY = "#555555"
 OTHERS = ("#56B4E9", "#D55E00", "#F0E442", "#000000")
 HATCHES = {"reference": "", "sequential": "////", "forked": ""}
 TINTS = {"reference": 0.35, "sequential": 0.75, "forked": 1.0}
 ENGINES = {"reference": "as published", "sequential": "zeroblock, sequential", "forked": "zeroblock, forked"}
-WIDTH = 7.0
+WIDTH_INCHES = 7.0
 
 
-def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Both figures as PNG and PDF; that of memory where peaks were measured.
+def draw(rows: Sequence[Measurement], folder: Path) -> list[Path]:
+    """Draw both figures as PNG and PDF; the one of memory only if peaks were measured.
 
     Args:
-        rows: of :mod:`.step`, the latest of each variant.
-        folder: where to.
+        rows: the latest measurement of each variant.
+        folder: where the files go.
     """
     if not rows:
         raise ZeroBlockError("there are no rows to draw; measure some with: zeroblock bench step --csv FILE")
@@ -42,36 +42,36 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     return paths
 
 
-def time_figure(rows: Sequence[Row]) -> Any:
-    """A panel a model, a group a task: mean step of every variant, with the ratio to MeZO as published."""
+def time_figure(rows: Sequence[Measurement]) -> Any:
+    """A panel per model, a group per task: the mean step of every variant, with its ratio to MeZO as published."""
 
-    def finish(axis: Any, members: list[Row]) -> None:
+    def finish(axis: Any, members: list[Measurement]) -> None:
         axis.set_yscale("log")
         low, high = min(r.q20_ms for r in members), max(max(r.mean_ms, r.q80_ms) for r in members)
-        # a log axis has no zero for bars to start from; half the shortest leaves every bar a body
+        # a log axis has no zero for bars to start from; from half the shortest on, every bar can be seen
         axis.set_ylim(low / 2, high * (high / low) ** 0.2 * 1.3)
         axis.yaxis.set_major_formatter(lambda ms, _: f"{ms:g}")
-        axis.set_ylabel("ms a step, log scale")
+        axis.set_ylabel("ms per step, log scale")
         if any(row.ratio_to_reference is not None for row in members):
             axis.set_title("×: times as fast as MeZO as published", loc="right", fontsize=6.5)
 
-    def whisker(axis: Any, x: float, row: Row) -> float:
+    def whisker(axis: Any, x: float, row: Measurement) -> float:
         axis.plot([x, x], [row.q20_ms, row.q80_ms], color="black", linewidth=0.8, solid_capstyle="butt")
         return row.q80_ms
 
-    def label(row: Row) -> str:
+    def label(row: Measurement) -> str:
         return f"{_short(row.mean_ms)} ms" if row.ratio_to_reference is None else f"×{_short(row.ratio_to_reference)}"
 
     return _figure(rows, lambda row: row.mean_ms, label, whisker, finish)
 
 
-def memory_figure(rows: Sequence[Row]) -> Any:
-    """A panel a model, a group a task: peak of every variant, and the weights as a line."""
+def memory_figure(rows: Sequence[Measurement]) -> Any:
+    """A panel per model, a group per task: the peak of every variant, and the weights as a line."""
 
-    def value(row: Row) -> float:
+    def value(row: Measurement) -> float:
         return (row.peak_bytes or 0) / 1e9
 
-    def finish(axis: Any, members: list[Row]) -> None:
+    def finish(axis: Any, members: list[Measurement]) -> None:
         weights = members[0].weights_bytes / 1e9
         axis.axhline(weights, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
         axis.annotate(
@@ -85,7 +85,7 @@ def memory_figure(rows: Sequence[Row]) -> Any:
             fontsize=6.5,
         )
         left, right = axis.get_xlim()
-        axis.set_xlim(left, right + 0.1 * (right - left))  # room for what the line means
+        axis.set_xlim(left, right + 0.1 * (right - left))  # room for the label of the line
         axis.margins(y=0.18)
         axis.set_ylabel("peak memory, GB")
 
@@ -94,27 +94,27 @@ def memory_figure(rows: Sequence[Row]) -> Any:
 
 
 def _figure(
-    rows: Sequence[Row],
-    value: Callable[[Row], float],
-    label: Callable[[Row], str],
-    mark: Callable[[Any, float, Row], float],
-    finish: Callable[[Any, list[Row]], None],
+    rows: Sequence[Measurement],
+    value: Callable[[Measurement], float],
+    label: Callable[[Measurement], str],
+    mark: Callable[[Any, float, Measurement], float],
+    finish: Callable[[Any, list[Measurement]], None],
 ) -> Any:
-    """A panel a model with a group of bars a task.
+    """A panel per model with a group of bars per task.
 
     Args:
-        rows: what to draw.
-        value: height of a bar.
-        label: what stands over it.
-        mark: draws what else belongs to a bar, at its place; how high that reaches.
-        finish: gives a panel its axis.
+        rows: the measurements to draw.
+        value: gives the height of a bar.
+        label: gives the text over it.
+        mark: draws anything else that belongs to a bar at its x, and returns how high that reaches.
+        finish: sets up the axis of a panel.
     """
     from ..lab.figure import sheet
 
-    panels: dict[tuple[str, str, str, int], list[Row]] = {}
+    panels: dict[tuple[str, str, str, int], list[Measurement]] = {}
     for row in rows:
         panels.setdefault((row.machine, row.model, row.dtype, row.batch_size), []).append(row)
-    figure, axes = sheet(WIDTH, 2.3 * len(panels) + 0.3, len(panels), 1, squeeze=False)
+    figure, axes = sheet(WIDTH_INCHES, 2.3 * len(panels) + 0.3, len(panels), 1, squeeze=False)
     for axis, members in zip(axes.flat, panels.values(), strict=True):
         tasks = list(dict.fromkeys(row.task for row in members))
         kinds = list(dict.fromkeys((row.method, row.engine) for row in _ordered(members)))
@@ -143,8 +143,8 @@ def _figure(
     return figure
 
 
-def _paint(row: Row) -> dict[str, Any]:
-    """Colour says the method, tint and hatching the engine."""
+def _paint(row: Measurement) -> dict[str, Any]:
+    """The colour stands for the method, tint and hatching for the engine."""
     return _shade(_colour(row), row.engine)
 
 
@@ -156,17 +156,17 @@ def _shade(colour: str, engine: str) -> dict[str, Any]:
     return {"facecolor": face, "hatch": HATCHES[engine], "edgecolor": base, "linewidth": 0.6}
 
 
-def _colour(row: Row) -> str:
+def _colour(row: Measurement) -> str:
     method = row.method.removesuffix("-reference")
-    # by name, so that a method keeps its colour whatever else is drawn
+    # chosen by name, so that a method keeps its colour whatever else is drawn
     return COLOURS.get(method) or OTHERS[sum(map(ord, method)) % len(OTHERS)]
 
 
-def _ordered(rows: Sequence[Row]) -> list[Row]:
-    """Published procedures first, then ours; in each the methods in the order of the paper."""
+def _ordered(rows: Sequence[Measurement]) -> list[Measurement]:
+    """Published procedures first, then ours; both in the order in which the paper names the methods."""
     methods = [*COLOURS]
 
-    def place(row: Row) -> tuple[bool, int, str, int]:
+    def place(row: Measurement) -> tuple[bool, int, str, int]:
         method = row.method.removesuffix("-reference")
         rank = methods.index(method) if method in methods else len(methods)
         return row.engine != "reference", rank, method, list(ENGINES).index(row.engine)
@@ -174,7 +174,7 @@ def _ordered(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=place)
 
 
-def _legend(figure: Any, rows: Sequence[Row]) -> None:
+def _legend(figure: Any, rows: Sequence[Measurement]) -> None:
     from matplotlib.patches import Patch
 
     seen = {row.method.removesuffix("-reference"): row for row in _ordered(rows)}
@@ -184,7 +184,7 @@ def _legend(figure: Any, rows: Sequence[Row]) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 7))
 
 
-def _where(row: Row) -> str:
+def _where(row: Measurement) -> str:
     name = row.machine.removeprefix("NVIDIA ") if row.device == "cuda" else f"CPU, {row.machine.rpartition(', ')[2]}"
     return f"{name}, {row.dtype.replace('float', 'fp')}, batch {row.batch_size}"
 

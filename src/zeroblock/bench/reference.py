@@ -1,4 +1,4 @@
-"""The published procedures, as plainly as they were published: what a ratio is a ratio to.
+"""The published procedures, transcribed as plainly as they were published: the baseline of every ratio.
 
 MeZO (its ``large_models``): every option of every example is a row, padded on the left to
 the batch's longest and to a multiple of 8; the model gives logits at all positions; the
@@ -7,9 +7,9 @@ moved in four passes, out of place, with ``torch.normal`` in the weights' dtype 
 re-seeded generator; the coefficient comes to the host.  LOZO's code is this with
 ``z = U Vᵀ``, the paper's MeZO-BCD is this on the active block, SparseMeZO is this under a mask.
 
-The key-value cache that transformers fills unless told otherwise is left on, as there: 16 GB
-for a batch of MultiRC at 13B, and next to no time.  The bookkeeping of transformers'
-``Trainer`` around the step is left out, and attention is the model's own default.
+The key-value cache, which transformers fills by default, stays on as in the published code: 16 GB
+for a batch of MultiRC at 13B, and next to no time.  The bookkeeping of transformers' ``Trainer``
+around the step is left out, and attention is the model's own default.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..schedule import Shuffled
 from ..subspace import Sparse
 from .batch import Batch, width
 
-IGNORED = -100
+IGNORED_TOKEN = -100
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Rows:
     Args:
         ids: (rows, width), padded on the left.
         mask: (rows, width), 1 at tokens.
-        lengths: (rows,), tokens of the option at the end of each.
-        labels: (rows,), the right option of the row's example.
-        counts: (rows,), options of the row's example; None for teacher forcing.
+        lengths: (rows,), number of tokens of the option at the end of each row.
+        labels: (rows,), index of the right option of the row's example.
+        counts: (rows,), number of options of the row's example; None for teacher forcing.
     """
 
     ids: Tensor
@@ -69,7 +69,7 @@ class Rows:
         )
 
     def to(self, device: torch.device) -> Rows:
-        """The same on a device."""
+        """The same batch on a device."""
         return Rows(
             self.ids.to(device),
             self.mask.to(device),
@@ -82,21 +82,23 @@ class Rows:
 def loss(model: nn.Module, rows: Rows) -> Tensor:
     """MeZO's loss, in the dtype of the logits.
 
-    Cross-entropy over options, the logit of each the mean log-probability of its tokens;
-    or, for teacher forcing, the mean over all the answers' tokens of the batch.
+    It is the cross-entropy over options, where the logit of an option is the mean log-probability of
+    its tokens; for teacher forcing it is the mean over all tokens of the answers.
 
     Args:
         model: a causal language model.
-        rows: on its device.
+        rows: the batch, on the model's device.
     """
     logits = model(input_ids=rows.ids, attention_mask=rows.mask).logits[..., :-1, :].contiguous()
     targets = rows.ids[..., 1:].clone()
-    for row, length in enumerate(rows.lengths):  # a tensor on the device: the host waits for each, as there
-        targets[row, :-length] = IGNORED
+    for row, length in enumerate(
+        rows.lengths
+    ):  # a tensor on the device, so the host waits for each, as in the published code
+        targets[row, :-length] = IGNORED_TOKEN
     if rows.counts is None:
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1), ignore_index=IGNORED)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1), ignore_index=IGNORED_TOKEN)
     log_probs = F.log_softmax(logits, dim=-1)
-    mask = targets != IGNORED
+    mask = targets != IGNORED_TOKEN
     targets[~mask] = 0
     chosen = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     scores = (chosen * mask).sum(-1) / mask.sum(-1)  # (rows,)
@@ -115,14 +117,14 @@ class MeZO:
     """Malladi et al.'s step.
 
     Args:
-        model: every trainable parameter is perturbed and moved, in 16 bits not quite back to where it was.
+        model: every trainable parameter is perturbed and moved; in 16 bits it does not quite come back.
         lr: learning rate.
-        eps: how far to either side.
-        seed: of the steps' seeds.
+        eps: distance of the two evaluations from the weights.
+        seed: the seed that the seeds of the steps are drawn with.
     """
 
     cycle = 1
-    """Steps until every block has had its turn."""
+    """Number of steps in which every block has its turn."""
     weight_decay = 0.0
 
     def __init__(self, model: nn.Module, lr: float, eps: float = 1e-3, seed: int = 0) -> None:
@@ -135,7 +137,7 @@ class MeZO:
         self._generator = torch.Generator(self.device)
 
     def step(self, batch: Batch) -> float:
-        """Measure and move; the coefficient."""
+        """Take a step; returns the coefficient."""
         rows = Rows.of(batch, self.pad)
         self.begin()
         chosen = int(self._seeds.randint(1_000_000_000))
@@ -145,7 +147,7 @@ class MeZO:
         down = self.forward(rows)
         coeff = float(((up - down) / (2 * self.eps)).item())
         if not math.isfinite(coeff):
-            # as published this would ruin the weights, which others are still to be measured on
+            # as published, this would ruin the weights, on which other variants are still to be measured
             warnings.warn(f"the loss of {type(self).__name__} is not finite", ZeroBlockWarning, stacklevel=2)
             coeff = 0.0
         self.perturb(chosen, 1)
@@ -155,7 +157,7 @@ class MeZO:
 
     @torch.inference_mode()
     def forward(self, rows: Rows) -> Tensor:
-        """The loss; the batch is brought to the device for each of the two, as there."""
+        """The loss. The batch is copied to the device for each of the two evaluations, as published."""
         return loss(self.model, rows.to(self.device))
 
     def perturb(self, seed: int, scale: float) -> None:
@@ -167,7 +169,7 @@ class MeZO:
             param.data = param.data + scale * z * self.eps
 
     def update(self, seed: int, coeff: float) -> None:
-        """θ ← θ - lr·(c·z + λθ), with the term in λ computed though it is nought, as there."""
+        """θ ← θ - lr·(c·z + λθ); the term in λ is computed although λ is 0, as published."""
         self._generator.manual_seed(seed)
         for name in self.active():
             param = self.params[name]
@@ -178,18 +180,18 @@ class MeZO:
                 param.data = param.data - self.lr * (coeff * z + self.weight_decay * param.data)
 
     def begin(self) -> None:
-        """What precedes a step's first perturbation."""
+        """Prepare a step, before its first perturbation."""
 
     def active(self) -> Iterable[str]:
-        """Names of the parameters of this step."""
+        """Names of the parameters that this step moves."""
         return self.params
 
     def noise(self, name: str, param: Tensor) -> Tensor:
-        """z of one tensor, the next from the generator."""
+        """z of one tensor for a perturbation, drawn from the generator."""
         return self.gauss(param, param.shape)
 
     def update_noise(self, name: str, param: Tensor) -> Tensor:
-        """z of one tensor in the update."""
+        """z of one tensor for the update."""
         return self.noise(name, param)
 
     def gauss(self, like: Tensor, shape: Iterable[int]) -> Tensor:
@@ -201,8 +203,8 @@ class MeZO:
 class LOZO(MeZO):
     """Chen et al.'s step: z = U Vᵀ for matrices, V held for ``interval`` steps.
 
-    On the steps that draw V the update does not, so that it moves along another U than was
-    measured: as published.
+    On the steps that draw V the update does not draw it, so it moves along another U than the one that
+    was measured. That is as published.
     """
 
     rank = 2
@@ -224,9 +226,9 @@ class LOZO(MeZO):
 
 
 class SparseMeZO(MeZO):
-    """Liu et al.'s step: z only where a weight is small, by a threshold of its tensor from before training.
+    """Liu et al.'s step: z only where a weight is below a threshold, which is set per tensor before training.
 
-    The mask is found once a step, from unperturbed weights, and held: a byte a weight.
+    The mask is computed once per step, from unperturbed weights, and held: one byte per weight.
     """
 
     sparsity = 0.75
@@ -243,7 +245,7 @@ class SparseMeZO(MeZO):
 
 
 class MeZOBCD(MeZO):
-    """Park et al.'s step: MeZO on one block, each once a cycle in a random order."""
+    """Park et al.'s step: MeZO on one block; each block once per cycle, in a random order."""
 
     def __init__(self, model: nn.Module, lr: float, eps: float = 1e-3, seed: int = 0) -> None:
         super().__init__(model, lr, eps, seed)

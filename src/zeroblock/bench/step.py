@@ -1,4 +1,4 @@
-"""Time and memory of a step, variant by variant, on the same examples in the same order."""
+"""Time and memory of a step, one variant after the other, on the same examples in the same order."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from torch import nn
 from ..block import layers
 from ..engine.fork import ForkError
 from ..errors import ZeroBlockError, ZeroBlockWarning
-from . import record, variant
+from . import host, variant
 from .batch import Batch, Load, Pool
 from .ceiling import Ceiling
-from .record import Row
+from .measurement import Measurement
 from .variant import Choice, Variant
 
-BASE = "mezo-reference"
-"""What ratios are to."""
-FEWEST = 20
-"""Steps below which a median says little."""
-WARMUP = 3
+BASELINE = "mezo-reference"
+"""The variant that every ratio is relative to."""
+MIN_STEPS = 20
+"""With fewer steps a median says little."""
+WARMUP_STEPS = 3
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How to measure.
+class Sampling:
+    """Which steps to measure.
 
     Args:
-        batch_size: examples a step.
-        steps: at least; rounded up to whole cycles of layers, for methods without blocks too, so that all
-            variants see the same batches.
-        quick: takes ``steps`` at its word: no whole cycles, a short warm-up, fewer than 20 allowed.
-        warmup: steps before the clock starts. Unless given, a whole cycle and at least 3; on a GPU the very
-            steps that are measured, so that none of them captures one or meets a length for the first time: a
-            run of thousands of steps does so but once.
-        seed: of noise and order.
+        batch_size: examples per step.
+        steps: minimum number of steps. It is rounded up to whole cycles of layers, for methods without blocks
+            too, so that all variants see the same batches.
+        quick: take exactly ``steps`` steps: no whole cycles, a short warm-up, and fewer than 20 are allowed.
+        warmup: number of steps before the clock starts. By default a whole cycle and at least 3; on a GPU the
+            very steps that are measured, so that none of them is captured or meets a length for the first
+            time, which happens only once in a run of thousands of steps.
+        seed: of the noise and of the order of blocks.
         max_tokens, graphs, interval: see :func:`variant.build`.
     """
 
     batch_size: int = 16
-    steps: int = FEWEST
+    steps: int = MIN_STEPS
     quick: bool = False
     warmup: int | None = None
     seed: int = 0
@@ -59,28 +59,28 @@ class Plan:
     interval: int | None = None
 
     def __post_init__(self) -> None:
-        if self.steps < FEWEST and not self.quick:
-            raise ZeroBlockError(f"{self.steps} steps say little: give at least {FEWEST}, or --quick for a look")
+        if self.steps < MIN_STEPS and not self.quick:
+            raise ZeroBlockError(f"{self.steps} steps say little: give at least {MIN_STEPS}, or --quick for a look")
 
     def distinct(self, blocks: int) -> int:
-        """Batches that every variant sees, each as often as the others.
+        """Number of different batches; every variant sees each of them equally often.
 
         Args:
-            blocks: layers of the model, and what lies before and after them.
+            blocks: number of blocks: the layers, and the modules before and after them.
         """
         return self.steps if self.quick else -(-self.steps // blocks) * blocks
 
     def lengths(self, cycle: int, blocks: int, thorough: bool) -> tuple[int, int]:
-        """Steps of warm-up and of measurement.
+        """Number of steps of the warm-up and of the measurement.
 
         Args:
-            cycle: steps until every block has had its turn.
+            cycle: number of steps in which every block has its turn.
             blocks: see :meth:`distinct`.
-            thorough: whether what happens for the first time is slow.
+            thorough: whether the first occurrence of a step is slower than the following ones.
         """
         distinct = self.distinct(blocks)
         steps = distinct if self.quick else math.lcm(distinct, cycle)
-        usual = steps if thorough else WARMUP if self.quick else max(WARMUP, cycle)
+        usual = steps if thorough else WARMUP_STEPS if self.quick else max(WARMUP_STEPS, cycle)
         return (usual if self.warmup is None else self.warmup), steps
 
 
@@ -88,45 +88,45 @@ def measure(
     model: nn.Module,
     pool: Pool,
     choices: Sequence[Choice],
-    plan: Plan,
+    sampling: Sampling,
     *,
     names: tuple[str, str],
-    baseline: int = 0,
+    idle_bytes: int = 0,
     tell: Callable[[str], None] = lambda text: None,
-) -> Iterator[Row]:
-    """A row for every variant, as soon as it is measured.
+) -> Iterator[Measurement]:
+    """Measure every variant; yields each measurement as soon as it is there.
 
     Args:
         model: on its device, in its dtype.
         pool: the examples.
         choices: the variants, published ones first.
-        plan: how.
+        sampling: the steps to measure.
         names: of model and task, for the rows.
-        baseline: bytes the process held before the model, on the CPU.
-        tell: hears what is going on.
+        idle_bytes: bytes of memory that the process held before it loaded the model, on the CPU.
+        tell: called with a line of progress now and then.
     """
     device = next(model.parameters()).device
     ceiling = Ceiling(model)
     blocks = _blocks(model)
-    reference: Row | None = None
+    reference: Measurement | None = None
     for choice in choices:
         with _fresh(device):
             try:
                 ready = variant.build(
                     choice,
                     model,
-                    seed=plan.seed,
-                    max_tokens=plan.max_tokens,
-                    graphs=plan.graphs,
-                    interval=plan.interval,
+                    seed=sampling.seed,
+                    max_tokens=sampling.max_tokens,
+                    graphs=sampling.graphs,
+                    interval=sampling.interval,
                 )
             except ForkError as error:
                 warnings.warn(f"{choice} is left out: {error}", ZeroBlockWarning, stacklevel=2)
                 continue
-            sample = _sample(ready, pool, plan, blocks, device, baseline, functools.partial(_say, tell, choice))
-            row = _row(ready, choice, model, plan, ceiling, names, sample, reference)
+            sample = _sample(ready, pool, sampling, blocks, device, idle_bytes, functools.partial(_say, tell, choice))
+            row = _row(ready, choice, model, sampling, ceiling, names, sample, reference)
             del ready
-        if choice.method == BASE:
+        if choice.method == BASELINE:
             reference = row
         yield row
 
@@ -144,12 +144,12 @@ def _say(tell: Callable[[str], None], choice: Choice, text: str) -> None:
 
 @dataclass(frozen=True)
 class Sample:
-    """What was measured of a variant.
+    """The measured steps of a variant.
 
     Args:
         times: milliseconds of every step.
-        peak: bytes in use at most, weights included; None where it could not be measured.
-        load: sizes of the steps' batches.
+        peak: peak memory in bytes, weights included; None if it could not be measured.
+        load: average sizes of the batches.
     """
 
     times: list[float]
@@ -160,26 +160,26 @@ class Sample:
 def _sample(
     ready: Variant,
     pool: Pool,
-    plan: Plan,
+    sampling: Sampling,
     blocks: int,
     device: torch.device,
-    baseline: int,
+    idle_bytes: int,
     tell: Callable[[str], None],
 ) -> Sample:
-    thorough = ready.captures or (device.type == "cuda" and not plan.quick)
-    warmup, steps = plan.lengths(ready.cycle, blocks, thorough)
+    thorough = ready.captures or (device.type == "cuda" and not sampling.quick)
+    warmup, steps = sampling.lengths(ready.cycle, blocks, thorough)
     tell(f"{warmup} steps to warm up, {steps} measured")
-    seen = plan.distinct(blocks)
-    batches = [pool.batch(step % seen, plan.batch_size) for step in range(max(warmup, steps))]
+    seen = sampling.distinct(blocks)
+    batches = [pool.batch(step % seen, sampling.batch_size) for step in range(max(warmup, steps))]
     _clear(device)
-    gauge = Gauge(device, baseline)
+    gauge = Gauge(device, idle_bytes)
     for batch in batches[:warmup]:
         ready.step(batch)
     ready.rewind(steps)
     gauge.read(0)
     times = _times(ready, batches[:steps], device)
     gauge.read(ready.held)
-    tell(f"{statistics.mean(times):.1f} ms a step")
+    tell(f"{statistics.mean(times):.1f} ms per step")
     return Sample(times, gauge.peak, Load.of(batches[:steps]))
 
 
@@ -188,28 +188,28 @@ class Gauge:
 
     Args:
         device: of the model.
-        baseline: bytes not to be counted: what the process held before there was a model.
+        idle_bytes: bytes not to count, which the process held before it loaded the model.
     """
 
-    def __init__(self, device: torch.device, baseline: int = 0) -> None:
-        self.device, self.baseline = device, baseline
+    def __init__(self, device: torch.device, idle_bytes: int = 0) -> None:
+        self.device, self.idle_bytes = device, idle_bytes
         self.peak: int | None = None
-        """The most so far; None where it cannot be measured."""
+        """The peak so far in bytes; None if it cannot be measured."""
         self._reset()
 
     def read(self, beside: int) -> None:
-        """Note the peak since the last reading.
+        """Take the peak since the last reading into account.
 
         Args:
-            beside: bytes in use that the allocator knows nothing of.
+            beside: bytes in use that the allocator does not count.
         """
         if self.device.type == "cuda":
-            found = torch.cuda.max_memory_allocated()
+            peak = torch.cuda.max_memory_allocated()
         elif self._works:
-            found = resident("VmHWM") - self.baseline
+            peak = resident("VmHWM") - self.idle_bytes
         else:
             return
-        self.peak = max(self.peak or 0, found + beside)
+        self.peak = max(self.peak or 0, peak + beside)
         self._reset()
 
     def _reset(self) -> None:
@@ -224,18 +224,18 @@ class Gauge:
             self._works = False
 
 
-def resident(what: str = "VmRSS") -> int:
-    """Bytes of this process in memory, or the most there were (``VmHWM``); 0 where nobody says."""
+def resident(field: str = "VmRSS") -> int:
+    """Resident memory of this process in bytes, now or at its peak (``VmHWM``); 0 if the system does not say."""
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():
-        if line.startswith(f"{what}:"):
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     return 0
 
 
 @contextlib.contextmanager
 def _fresh(device: torch.device) -> Iterator[None]:
-    """Nothing left over from the variant before, nothing left for the next."""
+    """Free what a variant has allocated, so that the next one starts clean."""
     try:
         yield
     finally:
@@ -244,17 +244,17 @@ def _fresh(device: torch.device) -> Iterator[None]:
 
 
 def _clear(device: torch.device) -> None:
-    """Give back what nobody uses; cuBLAS keeps 32 MiB for every stream that has ever multiplied."""
+    """Free unused memory; cuBLAS keeps 32 MiB for every stream that has ever multiplied."""
     if device.type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
 
 def _times(ready: Variant, batches: Sequence[Batch], device: torch.device) -> list[float]:
-    """Milliseconds of every step, packing or padding of its examples included.
+    """Milliseconds of every step, including the packing or padding of its examples.
 
-    On a GPU events mark the ends of steps, so that a step that need not wait for the host
-    is not made to; the differences add up to the time of the whole.
+    On a GPU, events mark the ends of steps, so that a step which need not wait for the host does not
+    wait; the differences add up to the whole time.
     """
     if device.type != "cuda":
         ticks = [time.perf_counter()]
@@ -276,26 +276,28 @@ def _row(
     ready: Variant,
     choice: Choice,
     model: nn.Module,
-    plan: Plan,
+    sampling: Sampling,
     ceiling: Ceiling,
     names: tuple[str, str],
     sample: Sample,
-    reference: Row | None,
-) -> Row:
+    reference: Measurement | None,
+) -> Measurement:
     first = next(model.parameters())
     times, load = sample.times, sample.load
     fifths = statistics.quantiles(times, n=5, method="inclusive") if len(times) > 1 else times * 4
     mean, median = statistics.mean(times), statistics.median(times)
-    base = (reference.mean_ms, reference.median_ms) if reference else (mean, median) if choice.method == BASE else None
+    base = (
+        (reference.mean_ms, reference.median_ms) if reference else (mean, median) if choice.method == BASELINE else None
+    )
     floor = ready.gemm_ms(ceiling, load)
-    return Row(
+    return Measurement(
         model=names[0],
         task=names[1],
         method=choice.method,
         engine=choice.engine,
         device=first.device.type,
         dtype=str(first.dtype).removeprefix("torch."),
-        batch_size=plan.batch_size,
+        batch_size=sampling.batch_size,
         steps=len(times),
         cycle=ready.cycle,
         median_ms=round(median, 4),
@@ -310,7 +312,7 @@ def _row(
         copy_floor_ms=round(ceiling.copy_ms(ready.copied()), 4),
         tokens=load.tokens,
         tokens_padded=load.padded,
-        machine=record.machine(first.device.type),
-        versions=record.versions(),
-        date=record.today(),
+        machine=host.machine(first.device.type),
+        versions=host.versions(),
+        date=host.today(),
     )

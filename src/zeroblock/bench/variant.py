@@ -1,4 +1,4 @@
-"""Variants: a method with an engine, as a user would run it, behind one call a step."""
+"""Variants: a method with an engine, as a user would run it; one call takes one step."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .reference import REFERENCES, MeZO
 ENGINES = ("sequential", "forked")
 REFERENCE = "reference"
 LR = 1e-9
-"""Too small to take the weights anywhere, not so small that a step could be left out."""
+"""Too small to change what the weights do, but not zero, so that no step can be skipped."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Which variant.
+    """The name of a variant.
 
     Args:
-        method: a method of the library, or a published procedure's name.
+        method: a method of the library, or the name of a published procedure.
         engine: ``sequential`` or ``forked``; ``reference`` for a published procedure.
     """
 
@@ -40,7 +40,7 @@ class Choice:
 
 
 def choose(methods: list[str], engines: list[str]) -> list[Choice]:
-    """Every method with every engine, the published ones once and first: the others' ratios are to them."""
+    """Every method with every engine. Published procedures come once, and first: ratios are relative to one of them."""
     for method in methods:
         if method not in METHODS and method not in REFERENCES:
             raise unknown("method", method, [*REFERENCES, *METHODS])
@@ -53,39 +53,40 @@ def choose(methods: list[str], engines: list[str]) -> list[Choice]:
 
 
 class Variant(Protocol):
-    """What is timed."""
+    """Something whose steps can be timed."""
 
     cycle: int
-    """Steps until every block has had its turn."""
+    """Number of steps in which every block has its turn."""
 
     @property
     def captures(self) -> bool:
-        """Whether the first step of a block and a length is slow, because it is captured for the next."""
+        """Whether the first step of a block at a length is slow because it is captured for the following ones."""
         ...
 
     @property
     def held(self) -> int:
-        """Bytes that captured steps hold, which the allocator does not count as in use."""
+        """Bytes that captured steps hold; the allocator does not count them as in use."""
         ...
 
     def step(self, batch: Batch) -> None:
-        """One whole step, from the examples' token ids."""
+        """Take one whole step, starting from the examples' token ids."""
         ...
 
     def rewind(self, steps: int) -> None:
-        """Wait for what is still under way; the next steps are the same again, on the same blocks.
+        """Wait for submitted steps, then go back to the start: the next steps visit the same blocks again.
 
         Args:
-            steps: how many follow; they end with a fold, unless they are fewer than half of one's steps.
+            steps: how many steps follow. The last of them folds, unless they are fewer than half of the steps
+                between two folds.
         """
         ...
 
     def gemm_ms(self, ceiling: Ceiling, load: Load) -> float | None:
-        """The floor of a step's products with the weights, mean over blocks."""
+        """Milliseconds of a step's products with the weights, averaged over blocks: a floor."""
         ...
 
     def copied(self) -> float:
-        """Bytes that perturbation and update must read and write, mean over blocks."""
+        """Bytes that perturbation and update must read and write, averaged over blocks."""
         ...
 
 
@@ -107,7 +108,7 @@ class Published:
         return ceiling.padded_ms(load.padded)
 
     def copied(self) -> float:
-        """Four passes that each read and write the weights."""
+        """Four passes, each of which reads and writes the weights."""
         return 8 * sum(p.nbytes for p in self.reference.params.values()) / self.cycle
 
 
@@ -135,7 +136,7 @@ class Ours:
         self.optimizer.flush()
         fold = self.optimizer.fold
         self.optimizer.load_state_dict(self._start)
-        if 2 * steps >= fold:  # begin within a fold, so that the last step ends one
+        if 2 * steps >= fold:  # start within a fold, so that the last step ends one
             self.optimizer.enter(dataclasses.replace(self.optimizer.turn, step=-steps % fold))
 
     def gemm_ms(self, ceiling: Ceiling, load: Load) -> float | None:
@@ -144,9 +145,9 @@ class Ours:
         return ceiling.forked_ms(load.tokens, load.positions, self.optimizer.blocks, shared=self._low_rank)
 
     def copied(self) -> float:
-        """Both perturbed copies written from one reading (forked) or two; the update; an optimizer's state.
+        """Writes of both perturbed copies from one read (forked) or two; the update; the optimizer's state.
 
-        Low rank, forked, perturbs nothing in memory.
+        A forked low-rank step perturbs nothing in memory.
         """
         params = self.optimizer.params.values()
         perturb = 0 if self.forked and self._low_rank else 3 if self.forked else 4
@@ -171,12 +172,12 @@ def build(
     """Make a variant ready to be timed.
 
     Args:
-        choice: which.
-        model: on its device; moved by steps of a learning rate that takes it nowhere.
-        seed: of noise and order.
-        max_tokens: of a packed row.
-        graphs: CUDA graphs; None lets the engine choose.
-        interval: steps a turn for methods that hold a block; None for their own.
+        choice: the variant.
+        model: on its device. Steps move it with a learning rate that changes next to nothing.
+        seed: of the noise and of the order of blocks.
+        max_tokens: maximum length of a packed row.
+        graphs: whether to use CUDA graphs; None lets the engine choose.
+        interval: steps per turn for methods that hold a block; None for their default.
     """
     if choice.engine == REFERENCE:
         return Published(REFERENCES[choice.method](model, LR, seed=seed))
@@ -187,6 +188,6 @@ def build(
     plain, given = get(choice.method)(specimen()), {}
     if interval is not None and len(plain.blocks) > 1 and plain.interval > 1:
         given["interval"] = interval
-    if plain.subspace.folds:  # as a run does
+    if plain.subspace.folds:  # as zeroblock train does
         given["fold"] = given.get("interval", plain.interval)
     return Ours(get(choice.method)(model, lr=LR, seed=seed, **given), engine, choice.engine == "forked")

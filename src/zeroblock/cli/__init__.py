@@ -1,4 +1,4 @@
-"""The command ``zeroblock``: one file a subcommand.
+"""The command ``zeroblock``: one file per subcommand.
 
 Subcommand files import torch and transformers inside their functions, so that
 ``--help`` answers at once.
@@ -34,7 +34,7 @@ from . import (
 )
 
 CommandLineError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
-"""Every mistake in the arguments; typer does not export it, and where it lives depends on the version."""
+"""The base class of every mistake in the arguments. typer does not export it, and its module depends on the version."""
 
 app = typer.Typer(
     name="zeroblock",
@@ -73,17 +73,17 @@ app.add_typer(lab.app, name="lab")
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on stderr and exit status 2."""
+    """Run the command line. A user's mistake becomes one line on stderr and exit status 2."""
     warnings.showwarning = _show_warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a ± that a terminal cannot show is no reason to fail
+            stream.reconfigure(errors="replace")  # a terminal that cannot show ± is no reason to fail
     try:
         code = app(standalone_mode=False)
     except ZeroBlockError as error:
         sys.exit(_fail(str(error), 2))
     except CommandLineError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # it has printed the help
+        if type(error).__name__ == "NoArgsIsHelpError":  # typer has printed the help already
             sys.exit(2)
         context = getattr(error, "ctx", None)
         where = context.command_path if context else "zeroblock"
@@ -96,13 +96,13 @@ def main() -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         sys.exit(_fail(f"{where}{error.strerror or error}", 2))
-    if code == 130:  # what typer makes of a KeyboardInterrupt; commands that stop in their own words raise SystemExit
+    if code == 130:  # typer turns a KeyboardInterrupt into this; commands with their own message raise SystemExit
         _fail("interrupted", 130)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
-    """Ours in one line; others stay out of a user's way unless Python was asked for them."""
+    """Print our own warnings in one line, and those of other packages only if Python was asked for them (``-W``)."""
     if issubclass(category, ZeroBlockWarning) or sys.warnoptions:
         typer.echo(f"zeroblock: warning: {' '.join(str(message).split())}", err=True)
 

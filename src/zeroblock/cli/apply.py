@@ -1,4 +1,4 @@
-"""``zeroblock apply``: a fine-tune that came as a file, on its base."""
+"""``zeroblock apply``: bring a fine-tune that came as a file onto its base."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .replay import Device, Force, Model, Out, Remote, write_weights
 
 
 def apply(
-    file: Annotated[Path, typer.Argument(help="What zeroblock export wrote.")],
+    file: Annotated[Path, typer.Argument(help="A file that zeroblock export wrote.")],
     out: Out,
     model: Model = None,
     device: Device = "auto",
@@ -19,6 +19,4 @@ def apply(
     trust_remote_code: Remote = False,
 ) -> None:
     """Bring an exported fine-tune onto its base model, bit for bit."""
-    from ..journal import read
-
-    write_weights(read(file), out, model, device, force, trust_remote_code)
+    write_weights(file, None, out, model, device, force, trust_remote_code)

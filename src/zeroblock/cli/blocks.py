@@ -1,4 +1,4 @@
-"""``zeroblock blocks``: how a partition cuts a model, without its weights."""
+"""``zeroblock blocks``: the blocks that a partition cuts a model into; no weights are needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def blocks(
     model: Annotated[
         str, typer.Option(help="opt-125m, opt-1.3b, opt-13b, smollm2, a folder, a GGUF file, or a hub id.")
     ],
-    partition: Annotated[str, typer.Option(help="whole, layers, layers:K (K layers a block) or linears.")] = "layers",
+    partition: Annotated[str, typer.Option(help="whole, layers, layers:K (K layers per block) or linears.")] = "layers",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List the blocks of a model, from input to output."""

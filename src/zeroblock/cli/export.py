@@ -1,4 +1,4 @@
-"""``zeroblock export``: a run as one file to share."""
+"""``zeroblock export``: write a run as one file to share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 def export(
     run: Annotated[Path, typer.Argument(help="A run's folder, or a journal.")],
     out: Annotated[Path, typer.Option(help="The file to write: NAME.zbj.")],
-    step: Annotated[int | None, typer.Option(min=1, help="Only so many steps; all by default.")] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="Only this many steps; all by default.")] = None,
 ) -> None:
     """Write one shareable file: the run's journal and a card."""
     from ..journal import export as write

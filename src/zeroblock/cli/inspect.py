@@ -1,23 +1,28 @@
-"""``zeroblock inspect``: what a journal holds, and whether it is whole."""
+"""``zeroblock inspect``: show the contents of a journal, and whether it is intact."""
 
 from __future__ import annotations
 
 import json as jsonlib
 import math
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import shown
+
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from rich.text import Text
 
-    from ..journal import Contents, Record
+    from ..journal import Contents
 
 BARS = "▁▂▃▄▅▆▇█"
-WIDTH = 56
+CURVE_POINTS = 56
+BAR_CHARACTERS = 30
+MAX_SHOWN_CHARACTERS = 10_000
 
 
 def inspect(
@@ -26,24 +31,28 @@ def inspect(
 ) -> None:
     """Show a journal: its header, how far it got, losses, blocks, and whether every record is intact."""
     from ..journal import read
-    from ..journal.file import locate
+    from ..journal.format import locate
 
     contents = read(run)
-    size = locate(run).stat().st_size
-    found = _described(contents, size)
+    described = _described(contents, locate(run).stat().st_size)
     if json:
-        typer.echo(jsonlib.dumps(found, indent=2))
+        typer.echo(jsonlib.dumps(described, indent=2))
         return
-    _print(contents, found)
+    _print(contents, described)
 
 
 def _described(contents: Contents, size: int) -> dict[str, Any]:
+    import numpy as np
+
     header, records = contents.header, contents.records
-    visits = Counter(record.block for record in records)
-    squares: dict[int, list[float]] = defaultdict(list)
-    for record in records:
-        if record.finite:
-            squares[record.block] += [c * c for c in record.coeffs]
+    finite, coeffs = records.finite, records.coeffs.astype(np.float64)
+    blocks = []
+    for i, name in enumerate(header.blocks):
+        visited = records.block == i
+        squares = coeffs[visited & finite] ** 2
+        blocks.append(
+            {"name": name, "visits": int(visited.sum()), "rms": math.sqrt(squares.mean()) if squares.size else None}
+        )
     return {
         "model": header.model,
         "fingerprint": header.fingerprint,
@@ -56,48 +65,53 @@ def _described(contents: Contents, size: int) -> dict[str, Any]:
         "versions": header.versions,
         "extra": header.extra,
         "steps": len(records),
-        "skipped": sum(not record.finite for record in records),
-        "loss": _finite(records[-1].loss) if records else None,
-        "curve": [_finite(value) for value in curve(records)],
-        "lr": _finite(records[-1].lr) if records else None,
-        "coefficients": sizes(records),
-        "blocks": [
-            {"name": name, "visits": visits[i], "rms": _rms(squares[i])} for i, name in enumerate(header.blocks)
-        ],
+        "skipped": int((~finite).sum()),
+        "loss": _finite(float(records.loss[-1])) if len(records) else None,
+        "curve": [_finite(value) for value in curve(records.loss)],
+        "lr": _finite(float(records.lr[-1])) if len(records) else None,
+        "coefficients": sizes(coeffs),
+        "blocks": blocks,
         "bytes": size,
         "record_bytes": contents.layout.size,
         "torn_bytes": contents.torn,
+        "damaged": contents.damaged,
         "exported": header.steps is not None,
         "card": header.card,
     }
-
-
-def _rms(squares: Sequence[float]) -> float | None:
-    return math.sqrt(math.fsum(squares) / len(squares)) if squares else None
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def curve(records: Sequence[Record], width: int = WIDTH) -> list[float]:
-    """Mean losses of equal stretches of the run, at most ``width`` of them; NaN where none was finite."""
-    width = min(width, len(records))
+def curve(losses: NDArray[np.float64], points: int = CURVE_POINTS) -> list[float]:
+    """Mean losses of equal stretches of the run, at most ``points`` of them; NaN where none was finite."""
+    import numpy as np
+
+    points = min(points, len(losses))
     means = []
-    for i in range(width):
-        stretch = records[len(records) * i // width : len(records) * (i + 1) // width]
-        losses = [record.loss for record in stretch if math.isfinite(record.loss)]
-        means.append(sum(losses) / len(losses) if losses else math.nan)
+    for i in range(points):
+        stretch = losses[len(losses) * i // points : len(losses) * (i + 1) // points]
+        known = stretch[np.isfinite(stretch)]
+        means.append(float(known.mean()) if known.size else math.nan)
     return means
 
 
-def sizes(records: Sequence[Record]) -> dict[str, float] | None:
-    """Magnitudes of the coefficients: the middle one, that of one in a hundred, the largest and its step."""
-    found = sorted((abs(c), record.step) for record in records if record.finite for c in record.coeffs)
-    if not found:
+def sizes(coeffs: NDArray[np.float64]) -> dict[str, float] | None:
+    """Magnitudes of the coefficients, (steps, probes): the median, the 99th percentile, the largest and its step."""
+    import numpy as np
+
+    steps = np.flatnonzero(np.isfinite(coeffs).all(axis=1))
+    if not steps.size:
         return None
-    (middle, _), (high, _), (most, step) = found[len(found) // 2], found[len(found) * 99 // 100], found[-1]
-    return {"median": middle, "hundredth": high, "largest": most, "step": step}
+    each = np.abs(coeffs[steps])
+    ordered, largest = np.sort(each, axis=None), int(each.max(axis=1).argmax())
+    return {
+        "median": float(ordered[len(ordered) // 2]),
+        "hundredth": float(ordered[len(ordered) * 99 // 100]),
+        "largest": float(ordered[-1]),
+        "step": int(steps[largest]),
+    }
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -112,54 +126,62 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(BARS[round((v - low) * scale)] if math.isfinite(v) else " " for v in values)
 
 
-def _print(contents: Contents, found: dict[str, Any]) -> None:
+def _print(contents: Contents, described: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
     from rich.table import Table
 
     console = Console(highlight=False)
     table = Table(show_header=False)
+    steps, skipped = described["steps"], described["skipped"]
     rows = {
-        "base": f"{found['model'] or 'not named'}, {found['dtype']}, fingerprint {found['fingerprint']}",
-        "task": found["task"],
-        "data": found["data"],
-        **found["parts"],
-        "seed": found["seed"],
-        "weight decay": f"{found['weight_decay']:g}",
-        **{name: str(value) for name, value in found["extra"].items()},
-        "written by": ", ".join(f"{name} {version}" for name, version in found["versions"].items()),
-        "steps": f"{found['steps']:,}" + (f", {found['skipped']:,} of them skipped" if found["skipped"] else ""),
-        "size": f"{found['bytes']:,} bytes, {found['record_bytes']} a step",
-        "integrity": "every checksum matches" + (f"; {contents.note}" if contents.torn else ""),
+        "base": f"{described['model'] or 'not named'}, {described['dtype']}, fingerprint {described['fingerprint']}",
+        "task": described["task"],
+        "data": described["data"],
+        **described["parts"],
+        "seed": described["seed"],
+        "weight decay": f"{described['weight_decay']:g}",
+        **{name: str(value) for name, value in described["extra"].items()},
+        "written by": ", ".join(f"{name} {version}" for name, version in described["versions"].items()),
+        "steps": f"{steps:,}" + (f", {skipped:,} of them skipped" if skipped else ""),
+        "size": f"{described['bytes']:,} bytes, {described['record_bytes']} per step",
+        "integrity": _integrity(contents),
     }
     for name, value in rows.items():
         if value != "":
             table.add_row(_shown(name), _shown(value))
     console.print(table)
-    if not found["steps"]:
+    if not steps:
         return
-    losses = [value for value in curve(contents.records) if math.isfinite(value)]
+    line = curve(contents.records.loss)
+    losses = [value for value in line if math.isfinite(value)]
     if losses:
-        line = sparkline(curve(contents.records))
-        console.print(f"loss    {losses[0]:.4f} {line} {losses[-1]:.4f}", markup=False)
-    if found["coefficients"]:
-        median, high, most, step = found["coefficients"].values()
-        told = f"{median:.3g} in the middle, one in a hundred above {high:.3g}, most {most:.3g} at step {step:,}"
-        console.print(f"|c|     {told}", markup=False)
-    if len(found["blocks"]) > 1:
-        most = max(block["visits"] for block in found["blocks"])
+        console.print(f"loss    {losses[0]:.4f} {sparkline(line)} {losses[-1]:.4f}", markup=False)
+    if described["coefficients"]:
+        median, high, largest, step = described["coefficients"].values()
+        text = f"median {median:.3g}, one in a hundred above {high:.3g}, largest {largest:.3g} at step {step:,}"
+        console.print(f"|c|     {text}", markup=False)
+    if len(described["blocks"]) > 1:
+        visits = max(block["visits"] for block in described["blocks"])
         blocks = Table("block", "steps", "", "rms c", title="steps on each block", title_justify="left")
-        for block in found["blocks"]:
+        for block in described["blocks"]:
             rms = "" if block["rms"] is None else f"{block['rms']:.3g}"
-            bar = "█" * math.ceil(30 * block["visits"] / most)
+            bar = "█" * math.ceil(BAR_CHARACTERS * block["visits"] / visits)
             blocks.add_row(_shown(block["name"]), f"{block['visits']:,}", bar, rms)
         console.print(blocks)
-    if found["card"]:
-        console.print(Markdown("".join(c for c in found["card"] if c.isprintable() or c == "\n")))
+    if described["card"]:
+        card = "\n".join(shown(line, MAX_SHOWN_CHARACTERS) for line in described["card"].splitlines())
+        console.print(Markdown(card, hyperlinks=False))  # a link shows where it leads
+
+
+def _integrity(contents: Contents) -> str:
+    if contents.damaged:
+        return f"{len(contents.records):,} steps are intact; the file ends with {contents.note}"
+    return "every checksum matches" + (f"; {contents.note}" if contents.torn else "")
 
 
 def _shown(value: object) -> Text:
-    """A stranger's text: no markup, no control characters."""
+    """Text of a stranger's, without markup and control characters."""
     from rich.text import Text
 
-    return Text("".join(c if c.isprintable() else "�" for c in str(value)))
+    return Text(shown(value, MAX_SHOWN_CHARACTERS))

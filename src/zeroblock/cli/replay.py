@@ -1,91 +1,105 @@
-"""``zeroblock replay``: the weights of any step, from a journal and its base."""
+"""``zeroblock replay``: the weights after any step, from a journal and its base."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ..errors import ZeroBlockError
-
-if TYPE_CHECKING:
-    from ..journal import Contents
+from ..errors import ZeroBlockError, shown
 
 Model = Annotated[
     str | None,
-    typer.Option(help="The base: a folder, a GGUF file, a hub id or smollm2; by default what the journal names."),
+    typer.Option(help="The base: a folder, a GGUF file, a hub id or smollm2; by default the one the journal names."),
 ]
-Out = Annotated[Path, typer.Option(help="A new folder for the weights, safetensors that from_pretrained loads.")]
+Out = Annotated[Path, typer.Option(help="A new folder for the weights, as safetensors that from_pretrained loads.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="Take other base weights, or a journal of another version of zeroblock.")
+    bool,
+    typer.Option(
+        "--force", help="Accept other base weights, a journal of a newer zeroblock, or a damaged last record."
+    ),
 ]
-
-Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run the code that comes with the model.")]
+Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with the model.")]
 
 
 def replay(
     run: Annotated[Path, typer.Argument(help="A run's folder, a journal or an exported file.")],
     out: Out,
     model: Model = None,
-    step: Annotated[int | None, typer.Option(min=0, help="After so many steps; all by default.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Stop after this many steps; all by default.")] = None,
     device: Device = "auto",
     force: Force = False,
     trust_remote_code: Remote = False,
 ) -> None:
-    """Rebuild the weights of any step, bit for bit."""
-    from ..journal import read
-
-    write_weights(read(run, step), out, model, device, force, trust_remote_code)
+    """Rebuild the weights after any step, bit for bit."""
+    write_weights(run, step, out, model, device, force, trust_remote_code)
 
 
 def write_weights(
-    contents: Contents, out: Path, model: str | None, device: str, force: bool, trust_remote_code: bool
+    place: Path, step: int | None, out: Path, model: str | None, device: str, force: bool, trust_remote_code: bool
 ) -> None:
-    """Load the base, take the journal's steps, save the weights and the tokenizer."""
+    """Load the base, take the journal's steps, save the weights and the tokenizer.
+
+    Args:
+        place: a run's folder, a journal or an exported file.
+        step: steps to take; all by default.
+        out: a new folder.
+        model: the base; by default the one that the journal names.
+        device: auto, cpu or cuda.
+        force: accept other base weights, a newer journal, or one whose last record is damaged.
+        trust_remote_code: run the code that comes with the model.
+    """
     import torch
 
     from .. import model as models
-    from ..journal import replay as take
+    from ..journal import finite, read
+    from ..journal.share import check_whole
 
+    contents = read(place, step)
+    if step is None:
+        check_whole(contents, place, force=force)
     header = contents.header
     name = model or header.model
     if not name:
         raise ZeroBlockError("the journal does not name its base: give --model")
+    if model is None and shown(name, 4096) != name:
+        raise ZeroBlockError(f"the journal names its base '{shown(name)}', which is no name: give --model")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ZeroBlockError(f"{str(out)!r} is there already: give a new folder with --out")
+        raise ZeroBlockError(f"{str(out)!r} exists already: give a new folder with --out")
     if header.dtype == "mixed":
         raise ZeroBlockError("the base has several dtypes: load it in Python, then zeroblock.load(model, FILE)")
-    if contents.torn:
-        typer.echo(f"zeroblock: warning: the journal ends with {contents.note}, which are left out", err=True)
     if model in models.OPT:
         raise ZeroBlockError(f"{model} is a shape without weights: give the base that the run began with")
-    if not out.exists():  # a place that cannot be written is found out now, and nothing is left if the base is wrong
+    if not out.exists():  # a folder that cannot be written is noticed now, and none is left if the base is wrong
         out.mkdir(parents=True)
         out.rmdir()
     random = model is None and header.extra.get("random_weights") is True
-    module = models.load(
-        name,
-        getattr(torch, header.dtype),
-        device,
-        random_weights=random,
-        seed=header.seed,
-        trust_remote_code=trust_remote_code,
-    )
+
+    def base() -> Any:
+        return models.load(
+            name,
+            getattr(torch, header.dtype),  # one of four, which the header's reader has checked
+            device,
+            random_weights=random,
+            seed=header.seed,
+            trust_remote_code=trust_remote_code,
+        )
+
+    module = base()
     optimizer = header.rebuild(module, force=force)
     with _bar(len(contents.records)) as progress:
-        take(optimizer, contents.records, progress)
-    optimizer.settle()
+        finite.advance(optimizer, contents.records, lambda: header.rebuild(base(), force=True), progress)
     _save(module, models.tokenizer(name, trust_remote_code=trust_remote_code), out)
     typer.echo(f"{out}: {name} after {len(contents.records):,} steps")
 
 
 def _save(module: Any, tokenizer: Any, out: Path) -> None:
     if getattr(module.config, "quantization_config", None) is not None:
-        # a GGUF's weights were expanded when they were read, but transformers refuses to save what came quantized
+        # The weights of a GGUF were expanded when they were read, but transformers refuses to save such a model.
         module.hf_quantizer = None
         del module.config.quantization_config
     from ..model import bars
@@ -97,7 +111,7 @@ def _save(module: Any, tokenizer: Any, out: Path) -> None:
 
 @contextlib.contextmanager
 def _bar(steps: int) -> Iterator[Callable[[float], None]]:
-    """A progress bar on stderr, where somebody is looking."""
+    """A progress bar on stderr, if that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -17,9 +17,9 @@ def schedule(
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of the random orders.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
 ) -> None:
-    """Print the sequence of block indices, 0 being nearest to the input.
+    """Print the sequence of block indices; block 0 is nearest to the input.
 
-    The adaptive order depends on what a run observes; here it has observed nothing.
+    The adaptive order depends on the coefficients that a run measures. Here it has seen none.
     """
     from ..schedule import by_name
 

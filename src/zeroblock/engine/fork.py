@@ -1,9 +1,9 @@
 """The forked forward: several points of weight space in one pass of the model's own forward.
 
-Points differ in the active block alone.  So what lies before it runs once; its modules
-run once a point, on a perturbed copy that exists for as long as they run; what lies
-after it runs once on the points' rows together.  Nothing of the model is rewritten:
-its own modules are called, the active ones through a wrapper for the time of one pass.
+Points differ in the active block alone.  So the modules before the block run once; its own
+modules run once per point, each time on a perturbed copy that exists only while they run; and
+the modules after it run once, on the rows of all points together.  Nothing of the model is
+rewritten: its own modules are called, the active ones through a wrapper for one pass.
 
     ids ──► layer 0 ──► … ──► layer j at θ⁺ ─┐
                           └─► layer j at θ⁻ ─┴─► layer j+1 (two rows) ──► … ──► head
@@ -37,7 +37,7 @@ Forward = Callable[..., Any]
 
 
 class ForkError(ZeroBlockError):
-    """A model reads its weights, or returns its rows, in a way that cannot be forked."""
+    """The model reads its weights, or returns its rows, in a way that cannot be forked."""
 
 
 class Anatomy:
@@ -62,9 +62,10 @@ class Anatomy:
                     self.layer[name] = layer
 
     def stages(self, members: Sequence[Member]) -> list[tuple[nn.Module, list[Member]]]:
-        """The modules to run once a point, each with the tensors that are perturbed in it.
+        """The modules that run once per point, each with the tensors that are perturbed in it.
 
-        A layer that holds an active tensor, and every module outside the layers that does: a tied head is two of them.
+        These are the layers that hold an active tensor, and the modules outside the layers that do; a tied head and
+        embedding are two of them.
         """
         by_module: dict[int, tuple[nn.Module, list[Member]]] = {}
         for member in members:
@@ -79,7 +80,7 @@ class Anatomy:
 
 
 class _Watch(TorchFunctionMode):
-    """Sees that active tensors are read nowhere but where the points' copies are shown."""
+    """Raises if an active tensor is read outside the modules that show the points' copies."""
 
     def __init__(self, fork: _Fork, members: Sequence[Member]) -> None:
         super().__init__()
@@ -98,13 +99,13 @@ class _Watch(TorchFunctionMode):
 
 @contextlib.contextmanager
 def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int, watch: bool = False) -> Iterator[None]:
-    """A forward inside this runs at all points: what it returns has a row for each.
+    """A context in which the model's forward runs at all points and returns a row for each.
 
     Args:
         anatomy: of the model that will run.
         points: along directions of the same members.
         tokens: of the row that will run.
-        watch: refuse a model that reads an active tensor where it could not be shown a point's; takes time.
+        watch: raise if the model reads an active tensor where no copy can be shown; this takes time.
     """
     members = points[0].direction.members
     stages = anatomy.stages(members)
@@ -154,7 +155,7 @@ class _Fork:
     def __init__(self, points: Sequence[Point], tokens: int, stages: int) -> None:
         self.points, self.tokens, self.parted = points, tokens, False
         self.shown = 0
-        """How many modules that show a point's weights are running, one within another."""
+        """Number of running modules that show a point's weights, nested ones included."""
         a, b = points[0], points[-1]
         opposite = len(points) == 2 and a.direction is b.direction and a.scale == -b.scale
         self.mirrored = opposite and a.direction.paired and (tokens <= PAIR_TOKENS or stages >= PAIR_STAGES)
@@ -162,7 +163,7 @@ class _Fork:
     def replacements(
         self, module: nn.Module, members: list[Member], anatomy: Anatomy
     ) -> list[tuple[nn.Module, Forward]]:
-        """Modules and what their forward is to be during the pass."""
+        """Modules with the forward that each gets during the pass."""
         by_owner: dict[int, tuple[nn.Module, list[Member]]] = {}
         for member in members:
             for owner in anatomy.owners[member.name]:
@@ -187,7 +188,7 @@ class _Fork:
         return noted
 
     def copied(self, module: nn.Module, members: Sequence[Member]) -> Forward:
-        """The module's forward, once a point, on perturbed copies of its active tensors."""
+        """The module's forward, run once per point on perturbed copies of its active tensors."""
         inner = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -211,7 +212,7 @@ class _Fork:
         return forward
 
     def entered(self, module: nn.Module) -> Forward:
-        """The module's forward on a row for each point, for leaves inside that tell the rows apart."""
+        """The module's forward on one row per point, for modules inside that treat the rows differently."""
         inner = module.forward
 
         def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -222,7 +223,7 @@ class _Fork:
         return forward
 
     def factored(self, module: nn.Module, members: Sequence[Member]) -> Forward:
-        """A matrix product with ±ε(xV)Uᵀ beside it: the perturbed matrix is never made."""
+        """A matrix product with ±ε(xV)Uᵀ added to it: the perturbed matrix never exists."""
         weight = next(m for m in members if m.basis.factor_shape is not None)
         bias = next((m for m in members if m is not weight), None)
         matrix, basis = weight.param, weight.basis
@@ -262,7 +263,7 @@ class _Fork:
     def _factors(self, matrix: Tensor, basis: Basis) -> tuple[Tensor, Tensor]:
         """√ε·V of (n, r), and (B ± ε·U)/√ε for each point, (R, m, r), in the matrix's dtype."""
         size = max(abs(point.scale) for point in self.points)
-        root = math.sqrt(size)  # shared by both factors: neither product leaves the range of 16 bits
+        root = math.sqrt(size)  # each factor takes half of it, so that neither product leaves the range of 16 bits
         assert basis.factor_shape is not None
         _, rank = basis.factor_shape
         us = torch.empty((len(self.points), matrix.shape[0], rank), dtype=matrix.dtype, device=matrix.device)
@@ -271,7 +272,7 @@ class _Fork:
         return basis.factor(matrix.device, root, matrix.dtype), us
 
     def _copies(self, members: Sequence[Member]) -> Iterator[list[Tensor]]:
-        """For each point the active tensors of a module there."""
+        """For each point, a module's active tensors there."""
         if self.mirrored and all(member.basis.pairs for member in members):
             direction, scale = self.points[0]
             pairs = [m.basis.mirrored(m.param, direction.key, scale) for m in members]
@@ -286,17 +287,17 @@ class _Fork:
         return member.perturbed(member.param.data, direction.key, scale)
 
     def _rows(self, x: Tensor) -> Tensor:
-        """x with a row for each point."""
+        """x with one row per point."""
         return x if self.parted else x.expand(len(self.points), *x.shape[1:])
 
     def _whole(self, x: Tensor) -> None:
-        """Refuse what is not a row for each point: a router's choice of tokens, for one."""
+        """Raise unless x has the rows of all points; a router passes experts some of the tokens, for example."""
         rows = len(self.points) if self.parted else 1
         if x.shape[0] != rows and not (x.dim() == 2 and x.shape[0] == rows * self.tokens):
             raise ForkError(f"a module of a layer sees {tuple(x.shape)}, not the rows of all points")
 
     def _mine(self, value: Any, r: int) -> Any:
-        """The part of an argument that belongs to a point."""
+        """The part of an argument that belongs to one point."""
         if isinstance(value, Tensor):
             rows = len(self.points)
             if not self.parted or value.dim() < 2 or value.shape[0] == 1:
@@ -322,7 +323,7 @@ def _beside(owner: nn.Module, members: Sequence[Member]) -> bool:
 
 
 def _join(outs: Sequence[Any]) -> Any:
-    """The points' outputs as rows of one."""
+    """The outputs of all points, joined as rows."""
     first = outs[0]
     if isinstance(first, Tensor):
         return torch.cat(list(outs))

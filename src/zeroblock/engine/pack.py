@@ -33,7 +33,7 @@ class Row:
 
     Args:
         tokens: (S,) ids.
-        positions: (S,) places in their own string.
+        positions: (S,) position of each token in its own string.
         start: (S,) first token of the example.
         trunk: (S,) end of the example's trunk for a token of a branch; ``start`` for one of the trunk.
         branch: (S,) first token of the branch; ``start`` for a token of the trunk.
@@ -41,7 +41,7 @@ class Row:
         source: (N,) for each scored token, the index into ``keep`` that predicts it.
         target: (N,) its id.
         spans: (O, longest) the scored tokens of each option; N stands for none.
-        lengths: (O,) how many these are.
+        lengths: (O,) number of scored tokens of each option.
         slots: (E, most options) the options of each example; O stands for none.
     """
 
@@ -58,25 +58,25 @@ class Row:
     slots: Tensor
 
     def to(self, device: torch.device) -> Row:
-        """The same on a device, by one copy that does not wait."""
+        """The same row on a device, by one copy that does not wait."""
         if device == self.tokens.device:
             return self
         flat = self.flat()
         return self.view(flat.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else flat.to(device))
 
     def flat(self) -> Tensor:
-        """All fields end to end."""
+        """All fields, end to end in one tensor."""
         return torch.cat([getattr(self, f.name).flatten() for f in dataclasses.fields(self)])
 
     def view(self, flat: Tensor) -> Row:
-        """A row of this one's shapes on the numbers of another's ``flat``."""
+        """A row with this one's shapes over the numbers of another row's ``flat``."""
         parts: dict[str, Tensor] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         pieces = flat.split([part.numel() for part in parts.values()])
         return Row(**{n: new.view(old.shape) for (n, old), new in zip(parts.items(), pieces, strict=True)})
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Rows of equal shapes can take each other's numbers."""
+        """The shapes of all fields; rows of equal shapes can take each other's numbers."""
         return tuple(tuple(getattr(self, f.name).shape) for f in dataclasses.fields(self))
 
     def sees(
@@ -100,13 +100,13 @@ class Row:
 
 
 def cost(one: Encoded) -> int:
-    """Tokens an example takes in a row."""
+    """Number of tokens that an example takes in a row."""
     shared = _shared(one.options)
     return len(one.context) + shared + sum(len(option) - 1 - shared for option in one.options)
 
 
 def split(batch: Sequence[Encoded], max_tokens: int | None) -> Iterator[list[int]]:
-    """Indices of the examples of each row: in order, as many as a budget holds, at least one."""
+    """Indices of the examples of each row: in order, as many as fit, at least one."""
     row: list[int] = []
     used = 0
     for i, one in enumerate(batch):
@@ -121,12 +121,12 @@ def split(batch: Sequence[Encoded], max_tokens: int | None) -> Iterator[list[int
 
 
 def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
-    """One row of a batch.
+    """Pack a batch into one row.
 
     Args:
         batch: examples, each with at least one option.
-        multiple: S is rounded up to a multiple of this by tokens that see and score nothing.
-        scored: P and N are rounded up to a multiple of this by entries that count nowhere.
+        multiple: S is rounded up to a multiple of this, by tokens that nothing sees or scores.
+        scored: P and N are rounded up to a multiple of this, by entries that no option counts.
     """
     columns: dict[str, list[int]] = {f.name: [] for f in dataclasses.fields(Row) if f.name not in ("spans", "slots")}
     tokens, positions = columns["tokens"], columns["positions"]
@@ -177,19 +177,19 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
 
 
 def _spans(lengths: Sequence[int], none: int) -> list[list[int]]:
-    """Consecutive numbers, so many an option."""
+    """Consecutive numbers for each option, as many as it has tokens."""
     ends = list(itertools.accumulate(lengths))
     return _filled([list(range(end - own, end)) for end, own in zip(ends, lengths, strict=True)], none)
 
 
 def _filled(rows: list[list[int]], none: int) -> list[list[int]]:
-    """Rows of one length."""
+    """Rows padded to one length."""
     most = max(map(len, rows))
     return [row + [none] * (most - len(row)) for row in rows]
 
 
 def _shared(options: Sequence[tuple[int, ...]]) -> int:
-    """How many tokens all options begin with, leaving each at least its last."""
+    """Number of tokens that all options begin with, leaving each option at least its last."""
     most = min(len(option) for option in options) - 1
     first = options[0]
     return next((k for k in range(most) if any(option[k] != first[k] for option in options)), most)
@@ -201,7 +201,7 @@ class Padded:
 
     Args:
         tokens: (B, T) ids.
-        mask: (B, T) one where there is a token.
+        mask: (B, T) ones where there is a token.
         source: (N,) for each scored token, the place in the B·T that predicts it.
         target, spans, lengths, slots: as in :class:`Row`.
     """
@@ -220,7 +220,7 @@ class Padded:
 
 
 def pad(batch: Sequence[Encoded]) -> Padded:
-    """The strings of a batch, for models that cannot be packed."""
+    """Pad the strings of a batch, for models that cannot be packed."""
     strings = [row for one in batch for row in one.rows]
     width = max(len(ids) for ids, _ in strings)
     tokens, mask = (torch.zeros(len(strings), width, dtype=torch.long) for _ in range(2))

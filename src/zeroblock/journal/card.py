@@ -1,4 +1,4 @@
-"""The card of an exported file: what it is, what it was measured at, how to use it."""
+"""The card of an exported file: where it comes from, how well it did, how to use it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from ..record import Record
 from .header import Header
 
-TAIL = 100
-"""Steps whose mean is the loss at the beginning and at the end."""
+LOSS_STEPS = 100
+"""Steps over which the card averages the loss, at the beginning and at the end."""
 
 
 def card(header: Header, records: Sequence[Record], run: Path) -> str:
@@ -21,11 +21,11 @@ def card(header: Header, records: Sequence[Record], run: Path) -> str:
     Args:
         header: of the run.
         records: at least one.
-        run: its folder, whose ``metrics.jsonl`` adds results, or a file.
+        run: its folder, whose ``metrics.jsonl`` adds results, or the journal itself.
     """
     name = header.extra.get("method") or "zeroth-order"
     title = " on ".join(filter(None, (f"{header.model or 'a model'} fine-tuned with {name}", header.task)))
-    first, last = _mean(records[:TAIL]), _mean(records[-TAIL:])
+    first, last = _mean(records[:LOSS_STEPS]), _mean(records[-LOSS_STEPS:])
     lines = [
         f"# {title}",
         "",
@@ -33,7 +33,7 @@ def card(header: Header, records: Sequence[Record], run: Path) -> str:
         "weights, bit for bit.",
         "",
         f"- base: {header.model or 'not named'}, {header.dtype}, fingerprint {header.fingerprint}",
-        f"- loss: {first:.4f} over the first {min(TAIL, len(records))} steps, {last:.4f} over the last",
+        f"- loss: {first:.4f} over the first {min(LOSS_STEPS, len(records))} steps, {last:.4f} over the last",
         *_results(run, len(records)),
         *(f"- {part}: {value}" for part, value in header.parts.items()),
         f"- seed: {header.seed}",
@@ -59,13 +59,13 @@ def _mean(records: Sequence[Record]) -> float:
 
 
 def _results(run: Path, step: int) -> list[str]:
-    """What the run measured after this very step, if anything."""
+    """The evaluations that the run made after exactly this step."""
     lines = []
     try:
         for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-            found: Any = json.loads(line)
-            if found["kind"] == "eval" and found["step"] == step:
-                lines.append(f"- {found['metric']}: {found['value']:.4f} of {found['n']:,} {found['split']} examples")
+            entry: Any = json.loads(line)
+            if entry["kind"] == "eval" and entry["step"] == step:
+                lines.append(f"- {entry['metric']}: {entry['value']:.4f} of {entry['n']:,} {entry['split']} examples")
     except (OSError, ValueError, KeyError, TypeError):  # a journal by itself, or a line that is being written
         pass
     return lines

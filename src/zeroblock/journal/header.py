@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import re
 import typing
 import warnings
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from .. import __version__
-from ..errors import ZeroBlockError, ZeroBlockWarning
-from ..noise import VERSION, Distribution, Rounding
+from ..composition import both_parts
+from ..errors import ZeroBlockError, ZeroBlockWarning, shown
+from ..noise import VERSION as NOISE_VERSION
+from ..noise import Distribution, Rounding
+from ..optimizer import ZeroOrder
+from ..weights import is_matrix
 from . import identity, spec
 
-if TYPE_CHECKING:
-    from ..optimizer import ZeroOrder
-
+ARITHMETIC_VERSION = 1
+"""Version of the way from records to weights that ``docs/journal.md`` specifies: rules, lifts, masks and folds."""
 PARTS = ("schedule", "subspace", "estimator", "rule")
+DTYPES = ("float32", "bfloat16", "float16", "float64", "mixed")
 MAX_PROBES = 1 << 16
+MAX_SINGLE = float(torch.finfo(torch.float32).max)
+"""Learning rates and decays beyond it do not exist in the single precision that steps are computed in."""
 MATRICES = "matrices"
 
 
@@ -35,18 +43,18 @@ class Header:
         dtype: of the weights; "mixed" where there are several.
         frozen: names of the parameters that were not trained.
         blocks: names of the blocks.
-        method: the parts as data, which ``rebuild`` makes an optimizer of.
+        method: the parts as data, from which ``rebuild`` makes an optimizer.
         parts: the parts as text, ``optimizer.parts``.
-        probes: coefficients a record.
+        probes: coefficients per record.
         seed: of noise, bases and schedule.
         weight_decay: λ.
         decays: "matrices", or the names of the parameters that λ applies to.
         task: name of the task.
         data: fingerprint of the data.
-        versions: of zeroblock, torch and the noise.
-        extra: whatever else its writer wants to find again.
-        card: Markdown for people, in a shared file.
-        steps: how many records there are, in a shared file; None while a run may still write.
+        versions: of zeroblock, torch, the noise and the arithmetic.
+        extra: anything else that its writer wants to find again.
+        card: Markdown for people, in an exported file.
+        steps: the number of records in an exported file; None while a run may still write.
     """
 
     model: str
@@ -73,7 +81,7 @@ class Header:
         """The header of a run that is about to take its first step.
 
         Args:
-            optimizer: standing at step 0.
+            optimizer: at step 0.
             model: name of the base model.
             task: name of the task.
             data: fingerprint of the data.
@@ -121,37 +129,42 @@ class Header:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """From JSON: every field there, known and of its type, or refused."""
+        """From JSON: every field must be present, known and of its type."""
         try:
-            found = json.loads(data, parse_constant=_refuse)
+            fields = json.loads(data, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
             raise ZeroBlockError(f"the header is not JSON ({error})") from error
-        if not isinstance(found, dict):
+        if not isinstance(fields, dict):
             raise ZeroBlockError("the header is not an object")
         hints = typing.get_type_hints(cls)
-        if set(found) != set(hints):
-            odd = min(set(found) ^ set(hints))
-            raise ZeroBlockError(f"the header {'has an unknown' if odd in found else 'lacks the'} field {odd!r}")
+        if set(fields) != set(hints):
+            odd = min(set(fields) ^ set(hints))
+            raise ZeroBlockError(f"the header {'has an unknown' if odd in fields else 'lacks the'} field {odd!r}")
         for name, hint in hints.items():
-            if not spec.fits(found[name], hint):
-                raise ZeroBlockError(f"the header's {name} cannot be {str(found[name])[:100]!r}")
+            if not spec.fits(fields[name], hint):
+                raise ZeroBlockError(f"the header's {name} cannot be {shown(repr(fields[name]))}")
         values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in found.items()
+            name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
         }
-        if not 1 <= values["probes"] <= MAX_PROBES or not 0 <= values["seed"] < 1 << 64:
-            raise ZeroBlockError(f"the header's probes or seed are out of range: {values['probes']}, {values['seed']}")
-        if values["steps"] is not None and values["steps"] < 0:
-            raise ZeroBlockError(f"the header's steps cannot be {values['steps']}")
-        if not _is_method(values["method"]):
-            raise ZeroBlockError(f"the header's method cannot be {str(values['method'])[:200]}")
+        ranges = {
+            "probes": 1 <= values["probes"] <= MAX_PROBES,
+            "seed": 0 <= values["seed"] < 1 << 64,
+            "steps": values["steps"] is None or values["steps"] >= 0,
+            "weight_decay": 0 <= values["weight_decay"] <= MAX_SINGLE,
+            "dtype": values["dtype"] in DTYPES,
+            "method": _is_method(values["method"]),
+        }
+        for name, right in ranges.items():
+            if not right:
+                raise ZeroBlockError(f"the header's {name} cannot be {shown(repr(values[name]))}")
         return cls(**values)
 
     def check(self, optimizer: ZeroOrder, *, force: bool = False) -> None:
         """Refuse an optimizer that would not repeat this run, with the reason.
 
         Args:
-            optimizer: standing at step 0 on the base weights.
-            force: accept other base weights and another version of the package.
+            optimizer: at step 0, on the base weights.
+            force: accept other base weights and a newer version of the package.
         """
         if optimizer.steps:
             raise ZeroBlockError(f"check a journal before its replay; the optimizer stands at step {optimizer.steps}")
@@ -160,8 +173,6 @@ class Header:
         self.check_base(optimizer.model, force=force)
 
     def _check_method(self, optimizer: ZeroOrder) -> None:
-        from ..optimizer import both_parts
-
         mine = _method(optimizer)
         parts = both_parts(self.parts, optimizer.parts)
         pairs: list[tuple[str, Any, Any]] = [
@@ -176,10 +187,12 @@ class Header:
         ]
         for what, theirs, ours in pairs:
             if theirs != ours:
-                raise ZeroBlockError(f"the journal was written with {what} {theirs}, this optimizer has {ours}")
+                raise ZeroBlockError(
+                    f"the journal was written with {shown(what)} {shown(theirs)}, this optimizer has {ours}"
+                )
         if self.method["partition"] != mine["partition"]:
             raise ZeroBlockError(
-                f"the journal was written with partition {self.parts.get('partition')}, this optimizer has "
+                f"the journal was written with partition {shown(self.parts.get('partition'))}, this optimizer has "
                 f"{optimizer.parts['partition']}, whose blocks hold other parameters"
             )
         frozen = {name for name, p in optimizer.model.named_parameters() if not p.requires_grad}
@@ -189,40 +202,48 @@ class Header:
             raise ZeroBlockError(f"{name!r} was {was} when the journal was written and is {now} now")
 
     def check_versions(self, *, force: bool = False) -> None:
-        """Refuse a journal of another noise, or of another zeroblock unless forced; warn of another torch."""
-        mine, theirs = _versions(), self.versions
-        if theirs.get("noise") != mine["noise"]:
+        """Refuse a journal of another noise or arithmetic, or of a newer zeroblock unless forced.
+
+        A journal of an older zeroblock is read for as long as its noise and its arithmetic are still computed.
+        """
+        mine, theirs = _versions(), {"arithmetic": "1", **self.versions}  # 0.1 did not write the arithmetic's
+        for kind in ("noise", "arithmetic"):
+            version = theirs.get(kind, "")
+            if version != mine[kind]:
+                newer = version.isdecimal() and int(version) > int(mine[kind])
+                wrote = shown(theirs.get("zeroblock"))
+                advice = f"install a newer zeroblock, {wrote} or later" if newer else f"install zeroblock {wrote}"
+                raise ZeroBlockError(
+                    f"the journal was written with {kind} version {shown(version)}, this is {mine[kind]}; {advice}"
+                )
+        if not force and not _release(theirs.get("zeroblock", "")) <= _release(mine["zeroblock"]):
             raise ZeroBlockError(
-                f"the journal was written with noise version {theirs.get('noise')}, this is {mine['noise']}; "
-                "install the zeroblock that wrote it"
-            )
-        if not force and _minor(theirs.get("zeroblock", "")) != _minor(mine["zeroblock"]):
-            raise ZeroBlockError(
-                f"the journal was written by zeroblock {theirs.get('zeroblock')}, this is {mine['zeroblock']}; "
-                "install that one, or take the risk with --force (in Python force=True)"
+                f"the journal was written by zeroblock {shown(theirs.get('zeroblock'))}, this is {mine['zeroblock']}; "
+                "install a newer one, or take the risk with --force (in Python force=True)"
             )
         if theirs.get("torch") != mine["torch"] and self.method["rule"] != {"name": "SGD"}:
             warnings.warn(
-                f"the journal was written with torch {theirs.get('torch')}, this is {mine['torch']}: with a rule other "
-                "than SGD the weights may differ in their last bits",
+                f"the journal was written with torch {shown(theirs.get('torch'))}, this is {mine['torch']}: with a "
+                "rule other than SGD the weights may differ in their last bits",
                 ZeroBlockWarning,
                 stacklevel=3,
             )
 
     def check_base(self, model: nn.Module, *, force: bool = False) -> None:
         """Refuse a model with other parameters, or with other weights unless forced."""
+        named = f" ({shown(self.model)})" if self.model else ""
         if identity.order(model) != self.order:
             raise ZeroBlockError(
-                f"this model's parameters are not those of the journal's base{self._named}: "
+                f"this model's parameters are not those of the journal's base{named}: "
                 "their names, shapes or order differ, so its noise would fall on other weights"
             )
-        found = identity.fingerprint(model)
-        if found != self.fingerprint and not force:
+        fingerprint = identity.fingerprint(model)
+        if fingerprint != self.fingerprint and not force:
             dtypes = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}))
             other = f", and they are {dtypes} where the run had {self.dtype}" if dtypes != self.dtype else ""
             raise ZeroBlockError(
-                f"the journal starts from other base weights{self._named}: their fingerprint is {self.fingerprint}, "
-                f"these have {found}{other}; give the model it was trained from"
+                f"the journal starts from other base weights{named}: their fingerprint is {shown(self.fingerprint)}, "
+                f"these have {fingerprint}{other}; give the model it was trained from"
             )
 
     def rebuild(self, model: nn.Module, *, force: bool = False) -> ZeroOrder:
@@ -230,11 +251,8 @@ class Header:
 
         Args:
             model: with the base weights; its ``requires_grad`` flags become those of the run.
-            force: accept other base weights and another version of the package.
+            force: accept other base weights and a newer version of the package.
         """
-        from ..optimizer import ZeroOrder
-        from ..weights import is_matrix
-
         self.check_versions(force=force)
         self.check_base(model, force=force)
         parts = {kind: spec.build(kind, self.method[kind]) for kind in PARTS}
@@ -259,10 +277,6 @@ class Header:
         self._check_method(optimizer)
         return optimizer
 
-    @property
-    def _named(self) -> str:
-        return f" ({self.model})" if self.model else ""
-
 
 def _method(optimizer: ZeroOrder) -> dict[str, Any]:
     return {
@@ -278,23 +292,21 @@ def _method(optimizer: ZeroOrder) -> dict[str, Any]:
 
 
 def _decays(optimizer: ZeroOrder) -> str | tuple[str, ...]:
-    from ..weights import is_matrix
-
     if optimizer.decays is is_matrix:
         return MATRICES
     return tuple(name for name, param in optimizer.params.items() if optimizer.decays(name, param))
 
 
-def _is_method(found: dict[str, Any]) -> bool:
+def _is_method(data: dict[str, Any]) -> bool:
     return (
-        set(found) - {"clip", "fold"} == {"partition", *PARTS, "interval", "distribution", "rounding", "restore"}
-        and spec.fits(found.get("clip", 1.0), float)
-        and spec.fits(found["interval"], int)
-        and spec.fits(found.get("fold", 1), int)
-        and all(found[part] is None or isinstance(found[part], dict) for part in PARTS)
-        and found["distribution"] in [d.name.lower() for d in Distribution]
-        and found["rounding"] in [r.name.lower() for r in Rounding]
-        and found["restore"] in ("copy", "subtract")
+        set(data) - {"clip", "fold"} == {"partition", *PARTS, "interval", "distribution", "rounding", "restore"}
+        and spec.fits(data.get("clip", 1.0), float)
+        and spec.fits(data["interval"], int)
+        and spec.fits(data.get("fold", 1), int)
+        and all(data[part] is None or isinstance(data[part], dict) for part in PARTS)
+        and data["distribution"] in [d.name.lower() for d in Distribution]
+        and data["rounding"] in [r.name.lower() for r in Rounding]
+        and data["restore"] in ("copy", "subtract")
     )
 
 
@@ -303,8 +315,15 @@ def _refuse(constant: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    return {"zeroblock": __version__, "torch": torch.__version__, "noise": str(VERSION)}
+    return {
+        "zeroblock": __version__,
+        "torch": torch.__version__,
+        "noise": str(NOISE_VERSION),
+        "arithmetic": str(ARITHMETIC_VERSION),
+    }
 
 
-def _minor(version: str) -> list[str]:
-    return version.split(".")[:2]
+def _release(version: str) -> tuple[float, ...]:
+    """Major and minor number, which decide; infinite where the text has none."""
+    match = re.match(r"(\d{1,9})\.(\d{1,9})", version)
+    return (float(match[1]), float(match[2])) if match else (math.inf,)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import re
 import warnings
 import weakref
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..fused import Progress
-from ..rerun import replay
-from . import file
+from ..optimizer import ZeroOrder
+from . import finite, format, writer
 from .card import card
+from .format import Contents
+from .header import Header
 
 _bases: weakref.WeakKeyDictionary[nn.Module, dict[str, Tensor]] = weakref.WeakKeyDictionary()
 """Of every model that a journal was loaded into: the tensors it moved, as they were, on the CPU."""
@@ -22,7 +27,8 @@ _bases: weakref.WeakKeyDictionary[nn.Module, dict[str, Tensor]] = weakref.WeakKe
 def export(run: str | Path, out: str | Path, *, step: int | None = None) -> Path:
     """Write one shareable file: the run's records and a card that says what they are.
 
-    The file says how many steps it holds, so that a part of it is not mistaken for the whole.
+    The file says how many steps it holds, so that a part of it is not mistaken for the whole.  It names the base by
+    its hub id or by the last part of its path: no folder of this machine is in it.
 
     Args:
         run: a run's folder, or a journal.
@@ -34,45 +40,49 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None) -> Path
     """
     path = Path(out)
     if path.exists():
-        raise ZeroBlockError(f"{str(path)!r} is there already, and nothing is ever overwritten: give another name")
-    contents = file.read(run, step)
-    if contents.torn:
-        warnings.warn(f"{run} ends with {contents.note}, which are left out", ZeroBlockWarning, stacklevel=2)
+        raise ZeroBlockError(f"{str(path)!r} exists already, and nothing is ever overwritten: give another name")
+    contents = format.read(run, step)
+    if step is None:
+        check_whole(contents, run)
     if not contents.records:
         raise ZeroBlockError(f"{str(run)!r} has no steps to export")
-    header = contents.header.replace(steps=len(contents.records), card="")
+    header = public(contents.header).replace(steps=len(contents.records), card="")
     header = header.replace(card=card(header, contents.records, Path(run)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    file.write(path, file.dump(header, contents.records))
+    writer.write(path, format.dump(header, contents.records))
     return path
 
 
 def load(model: nn.Module, path: str | Path, *, force: bool = False, progress: Progress | None = None) -> None:
     """Bring a fine-tune into a model that holds its base weights, in place and bit for bit.
 
-    The tensors that move are kept on the CPU for ``unload``: as much memory as they have.
+    The tensors that move are kept on the CPU for ``unload``, which takes as much memory as they have.
 
     Args:
         model: with the base weights, on any device.
         path: an exported file, a journal, or a run's folder.
-        force: accept other base weights and another version of the package.
+        force: accept other base weights, a newer version of the package, or a damaged last record.
         progress: called now and then with the fraction done.
     """
     if model in _bases:
         raise ZeroBlockError("a journal is loaded into this model already; zeroblock.unload(model) takes it out")
-    contents = file.read(path)
-    if contents.torn:
-        warnings.warn(f"{path} ends with {contents.note}, which are left out", ZeroBlockWarning, stacklevel=2)
+    contents = format.read(path)
+    check_whole(contents, path, force=force)
     flags = [(param, param.requires_grad) for param in model.parameters()]
     kept: dict[str, Tensor] = {}
+
+    def restart() -> ZeroOrder:
+        _put(model, kept)
+        return contents.header.rebuild(model, force=True)
+
     try:
         optimizer = contents.header.rebuild(model, force=force)
-        walks = optimizer.restore == "subtract" or optimizer.fold > 1  # which write where no step was taken, too
-        touched = {record.block for record in contents.records if record.finite or walks}
+        walks = optimizer.restore == "subtract" or optimizer.fold > 1  # then skipped steps write weights, too
+        records = contents.records
+        touched = set((records.block if walks else records.block[records.finite]).tolist())
         names = [name for block in sorted(touched) for name in optimizer.blocks[block].params]
-        kept = {name: optimizer.params[name].detach().cpu().clone() for name in names}
-        replay(optimizer, contents.records, progress)
-        optimizer.settle()
+        kept.update({name: optimizer.params[name].detach().cpu().clone() for name in names})
+        finite.advance(optimizer, records, restart, progress)
     except BaseException:
         _put(model, kept)
         raise
@@ -94,3 +104,85 @@ def _put(model: nn.Module, weights: dict[str, Tensor]) -> None:
     params = dict(model.named_parameters())
     for name, value in weights.items():
         params[name].copy_(value)
+
+
+def check_whole(contents: Contents, place: str | Path, *, force: bool = False) -> None:
+    """Refuse a journal that lacks steps its run has taken; warn of a last write that was cut short.
+
+    A run that was killed leaves a write unfinished, and nothing else is lost.  A last record with a wrong checksum,
+    or fewer records than the finished run's summary counts, means that the last weights cannot be rebuilt.
+
+    Args:
+        contents: of the whole file.
+        place: the journal, or the run's folder, whose ``summary.json`` is read.
+        force: only warn.
+    """
+    steps = len(contents.records)
+    path = format.locate(place)
+    own = path.name == "journal.zbj" and contents.header.steps is None  # not a file that was put beside a run
+    promised = _finished_steps(path.parent) if own else 0
+    if contents.damaged or promised > steps:
+        finished = f"the run finished with {promised:,} steps, and " if promised > steps else ""
+        lacks = f"ends with {contents.note}" if contents.torn else f"holds {steps:,}"
+        message = f"{place}: {finished}the journal {lacks}"
+        if not force:
+            raise ZeroBlockError(
+                f"{message}: the weights of its last step cannot be rebuilt; --step {steps} (or --force) takes the "
+                f"{steps:,} steps before it"
+            )
+        warnings.warn(f"{message}: these are the weights after {steps:,} steps", ZeroBlockWarning, stacklevel=3)
+    elif contents.torn:
+        warnings.warn(f"{place} ends with {contents.note}, which are left out", ZeroBlockWarning, stacklevel=3)
+
+
+def _finished_steps(folder: Path) -> int:
+    """Steps of a finished run; 0 where the folder does not say."""
+    try:
+        steps = json.loads((folder / "summary.json").read_bytes())["steps"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0
+    return steps if isinstance(steps, int) else 0
+
+
+def public(header: Header) -> Header:
+    """A header without the folders of this machine, which may tell a person's name."""
+    return header.replace(
+        model=public_name(header.model),
+        task=_without_folders(header.task),
+        data=_without_folders(header.data),
+        extra=_without_folders(header.extra),
+    )
+
+
+def public_name(model: str) -> str:
+    """The hub id of a model where it has one, else the last part of its path.
+
+    >>> public_name("/home/ann/models/tuned/"), public_name("facebook/opt-125m")
+    ('tuned', 'facebook/opt-125m')
+    >>> public_name("/home/ann/.cache/huggingface/hub/models--facebook--opt-125m/snapshots/27dcfa74d334/")
+    'facebook/opt-125m'
+    """
+    cached = re.search(r"(?:^|[/\\])models--([^/\\]+)", model)
+    if cached:
+        return cached[1].replace("--", "/", 1)
+    local = model.startswith(("/", ".", "~")) or "\\" in model or model.count("/") > 1 or Path(model).exists()
+    return _last_part(model) if model and local else model
+
+
+def _without_folders(value: Any) -> Any:
+    """Plain data whose absolute paths are cut to their last part."""
+    match value:
+        case str() if re.match(r"[/~]|[A-Za-z]:[/\\]", value):
+            return _last_part(value)
+        case dict():
+            return {name: _without_folders(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_without_folders(inner) for inner in value]
+    return value
+
+
+def _last_part(path: str) -> str:
+    parts = [part for part in re.split(r"[/\\]", path) if part]
+    if parts and parts[-1] in (".", "..", "~"):
+        return Path(path).expanduser().resolve().name
+    return parts[-1] if parts else ""

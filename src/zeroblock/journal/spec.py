@@ -1,4 +1,4 @@
-"""The parts of an optimizer as plain data, and back: a table of known names, nothing that runs.
+"""The parts of an optimizer as plain data, and back, by a table of known names: nothing from a file is ever run.
 
 A part is ``{"name": "Adam", "betas": [0.9, 0.999], "eps": 1e-08, "reset": true}``.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import block as blocks_of
 from ..block import Block, Partition
-from ..errors import ZeroBlockError, unknown
+from ..errors import ZeroBlockError, shown, unknown
 from ..estimator import ESTIMATORS
 from ..registry import Registry
 from ..rule import RULES
@@ -26,7 +26,8 @@ KNOWN: dict[str, Registry] = {
     "estimator": ESTIMATORS,
     "rule": RULES,
 }
-DEPTH = 4  # parts within parts: Adaptive holds the schedule of its warm-up
+MAX_DEPTH = 4
+"""Schedules within schedules: Adaptive holds the schedule of its warm-up."""
 
 Spec = dict[str, Any]
 
@@ -35,19 +36,19 @@ def describe(kind: str, part: object) -> Spec | None:
     """A part as data; None for one that is not zeroblock's own, which a file cannot rebuild."""
     if KNOWN[kind].classes().get(type(part).__name__) is not type(part):
         return None
-    found: Spec = {"name": type(part).__name__}
+    data: Spec = {"name": type(part).__name__}
     for field in dataclasses.fields(part):  # type: ignore[arg-type]
         value = getattr(part, field.name)
         if dataclasses.is_dataclass(value):
             value = describe("schedule", value)
             if value is None:
                 return None
-        found[field.name] = list(value) if isinstance(value, tuple) else value
-    return found
+        data[field.name] = list(value) if isinstance(value, tuple) else value
+    return data
 
 
-def build(kind: str, spec: object, depth: int = DEPTH) -> Any:
-    """The part that data describes; every field must be there, known, and of its type."""
+def build(kind: str, spec: object, depth: int = MAX_DEPTH) -> Any:
+    """The part that data describes; every field must be present, known and of its type."""
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
         raise ZeroBlockError(
             f"the journal does not describe its {kind}, which is not one of zeroblock's own; "
@@ -56,12 +57,14 @@ def build(kind: str, spec: object, depth: int = DEPTH) -> Any:
     name = spec["name"]
     classes = KNOWN[kind].classes()
     if name not in classes:
-        raise unknown(kind, name, classes)
+        raise unknown(kind, name[:100], classes)
     cls = classes[name]
     hints = typing.get_type_hints(cls)
     fields = [field.name for field in dataclasses.fields(cls)]
     if set(spec) != {"name", *fields}:
-        raise ZeroBlockError(f"{kind} {name} has the fields {', '.join(fields) or 'none'}, the journal says {spec}")
+        raise ZeroBlockError(
+            f"{kind} {name} has the fields {', '.join(fields) or 'none'}, the journal says {shown(spec)}"
+        )
     values = {}
     for field in fields:
         value = spec[field]
@@ -71,7 +74,7 @@ def build(kind: str, spec: object, depth: int = DEPTH) -> Any:
             values[field] = build("schedule", value, depth - 1)
             continue
         if not fits(value, hints[field]):
-            raise ZeroBlockError(f"{kind} {name}: {field} cannot be {value!r}")
+            raise ZeroBlockError(f"{kind} {name}: {field} cannot be {shown(repr(value))}")
         values[field] = tuple(value) if isinstance(value, list) else value
     return cls(**values)
 
@@ -93,7 +96,7 @@ def fits(value: object, hint: Any) -> bool:
     if isinstance(value, bool):
         return hint is bool
     if hint is float and isinstance(value, int):
-        return abs(value) < 1 << 1023  # beyond, it is no float
+        return abs(value) < 1 << 1023  # beyond this it is no float
     return isinstance(value, hint)
 
 
@@ -118,7 +121,7 @@ def build_partition(spec: object) -> Partition | list[Block]:
             return blocks_of.PARTITIONS[name]
         case {"name": "explicit", "blocks": list(blocks), **rest} if not rest and all(map(_is_block, blocks)):
             return [Block(name, tuple(params)) for name, params in blocks]
-    raise ZeroBlockError(f"the journal's partition is not one that zeroblock knows: {str(spec)[:200]}")
+    raise ZeroBlockError(f"the journal's partition is not one that zeroblock knows: {shown(spec)}")
 
 
 def _is_block(value: object) -> bool:

@@ -1,9 +1,8 @@
-"""What every benchmark shares: timing, and rows of a CSV that name machine and versions."""
+"""What the scripts of ``bench/`` share: timing, and rows of a CSV that name the machine and the versions."""
 
 from __future__ import annotations
 
 import csv
-import datetime
 import platform
 import statistics
 import sys
@@ -14,19 +13,19 @@ from typing import Any
 
 import torch
 
-
-def machine(device: str) -> str:
-    """The processor's name."""
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            return f"{line.split(':', 1)[1].strip()}, {torch.get_num_threads()} threads"
-    return platform.processor() or platform.machine()
+from .host import machine as machine
+from .host import today
 
 
 def seconds(run: Callable[[], object], device: str, repeats: int = 15, warm: int = 2) -> float:
-    """Median seconds of a call: wall clock on the CPU, device events on a GPU."""
+    """Median seconds of a call: wall clock on the CPU, device events on a GPU.
+
+    Args:
+        run: the call.
+        device: ``cpu`` or ``cuda``.
+        repeats: how many calls are timed.
+        warm: how many calls come before them, untimed.
+    """
     for _ in range(warm):
         run()
     if device == "cuda":
@@ -36,7 +35,7 @@ def seconds(run: Callable[[], object], device: str, repeats: int = 15, warm: int
             run()
             end.record()
         torch.cuda.synchronize()
-        return statistics.median(start.elapsed_time(end) / 1e3 for start, end in pairs)
+        return statistics.median(float(start.elapsed_time(end)) / 1e3 for start, end in pairs)
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -46,38 +45,44 @@ def seconds(run: Callable[[], object], device: str, repeats: int = 15, warm: int
 
 
 def positive(text: str) -> int:
-    """A number from 1 on, for argparse."""
+    """An integer of at least 1, for argparse."""
     if int(text) < 1:
         raise ValueError
     return int(text)
 
 
 def writable(path: str, columns: list[str] | None = None) -> Path:
-    """A file that rows can be added to, or an end in one line.
+    """Check that rows can be appended to a CSV; exit with one line if they cannot.
 
     Args:
-        path: of the CSV.
-        columns: its columns, where they are known.
+        path: the CSV.
+        columns: the columns of the rows, if they are known.
     """
     file = Path(path)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.open("a").close()
         with file.open(newline="") as handle:
-            found = next(csv.reader(handle), None)
+            header = next(csv.reader(handle), None)
     except OSError as error:
         sys.exit(f"cannot write to {path}: {error.strerror}")
-    if columns is not None and found is not None and found != columns:
+    if columns is not None and header is not None and header != columns:
         sys.exit(f"{path} has other columns: give another --csv")
     return file
 
 
 def append(path: str | None, rows: list[dict[str, Any]], device: str) -> None:
-    """Append rows to a CSV, each with date, machine and versions."""
+    """Append rows to a CSV, each with date, machine and versions.
+
+    Args:
+        path: the CSV; None for none.
+        rows: all with the same columns.
+        device: where they were measured: ``cpu`` or ``cuda``.
+    """
     if not path:
         return
     common = {
-        "date": datetime.date.today().isoformat(),
+        "date": today(),
         "machine": machine(device),
         "python": platform.python_version(),
         "torch": torch.__version__,

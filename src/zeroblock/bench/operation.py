@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from record import append, machine, positive, seconds, writable
+from .script import append, machine, positive, seconds, writable
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -48,7 +49,7 @@ def table(args: argparse.Namespace, operations: Callable[[Tensor], Operations], 
     for dtype in DTYPES:
         x = torch.randn(n, device=args.device).mul_(0.02).to(dtype)
         y = torch.empty_like(x)
-        named: Operations = {"copy": (lambda x=x, y=y: y.copy_(x), 2 * x.element_size()), **operations(x)}
+        named: Operations = {"copy": (functools.partial(y.copy_, x), 2 * x.element_size()), **operations(x)}
         times = {name: seconds(run, args.device) for name, (run, _) in named.items()}
         copied = 2 * n * x.element_size() / times["copy"]
         for name, (_, size) in named.items():

@@ -1,0 +1,91 @@
+"""A composition of parts: refused where it cannot work, and told in words that identify it."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from typing import Any, SupportsIndex
+
+from .errors import ZeroBlockError
+from .noise import VERSION
+from .subspace import Subspace
+
+
+def check_numbers(lr: float, weight_decay: float, clip: float | None) -> None:
+    """Refuse numbers that no optimizer can use."""
+    for name, value in (("lr", lr), ("weight_decay", weight_decay)):
+        if not (value >= 0 and math.isfinite(value)):
+            raise ZeroBlockError(f"{name} must be finite and not negative, got {value}")
+    if clip is not None and not (clip > 0 and math.isfinite(clip)):
+        raise ZeroBlockError(f"clip must be finite and positive, or None, got {clip}")
+
+
+def count(name: str, value: SupportsIndex) -> int:
+    """A number of steps, given as any kind of integer."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ZeroBlockError(f"{name} must be a whole number and at least 1, got {value!r}")
+    return count
+
+
+def check(subspace: Subspace, restore: str, interval: int, fold: int, weight_decay: float) -> None:
+    """Refuse combinations that cannot work, with the reason."""
+    if restore not in ("copy", "subtract"):
+        raise ZeroBlockError(f"restore must be 'copy' or 'subtract', got {restore!r}")
+    if restore == "subtract" and not subspace.retraces:
+        raise ZeroBlockError(
+            f"{subspace} cannot be restored by subtraction, which would not undo the step it made: "
+            "leave restore='subtract' (or as_published) out"
+        )
+    if fold == 1:
+        return
+    if not subspace.folds:
+        raise ZeroBlockError(
+            f"fold is for low-rank steps (lozo, lozo_m, LowRank), whose sum is small: with {subspace} leave it out"
+        )
+    if interval % fold:
+        divisor = next(d for d in range(min(fold, interval), 0, -1) if interval % d == 0)
+        raise ZeroBlockError(
+            f"fold {fold} does not divide the interval of {interval} steps, in which the basis stays the same: give "
+            f"fold {divisor}, or interval {-(-interval // fold) * fold}"
+        )
+    if restore == "subtract":
+        raise ZeroBlockError("restore='subtract' moves the weights, which are not θ between folds: leave fold out")
+    if weight_decay:
+        raise ZeroBlockError("weight_decay writes every weight at every step: leave fold out, or weight_decay")
+
+
+def partition_name(partition: object) -> str:
+    """A partition in words: a function's name with its options, or "explicit" for a list of blocks."""
+    if isinstance(partition, functools.partial):
+        options = ", ".join(f"{k}={v}" for k, v in partition.keywords.items())
+        return f"{partition.func.__name__}({options})"
+    return getattr(partition, "__name__", "explicit")
+
+
+def in_words(part: object) -> str:
+    """A part in words that are the same in every process."""
+    return type(part).__qualname__ if type(part).__repr__ is object.__repr__ else repr(part)
+
+
+def parts_of(optimizer: Any) -> dict[str, str]:
+    """The composition of an optimizer in words: every value that its weights depend on."""
+    return {
+        "partition": partition_name(optimizer.partition),
+        **{kind: in_words(getattr(optimizer, kind)) for kind in ("schedule", "subspace", "estimator", "rule")},
+        "interval": repr(optimizer.interval),
+        **({} if optimizer.fold == 1 else {"fold": repr(optimizer.fold)}),
+        **({} if optimizer.clip is None else {"clip": repr(optimizer.clip)}),
+        "distribution": optimizer.distribution.name.lower(),
+        "rounding": optimizer.rounding.name.lower(),
+        "noise": f"version {VERSION}",
+    }
+
+
+def both_parts(mine: dict[str, str], theirs: dict[str, str]) -> list[tuple[str, str | None, str | None]]:
+    """Every part that either of two compositions has, in both."""
+    return [(part, mine.get(part), theirs.get(part)) for part in {**mine, **theirs}]

@@ -1,0 +1,68 @@
+"""Weights that a replay made infinite or NaN are an error, which names the step that did it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..errors import ZeroBlockError, ZeroBlockWarning
+from ..fused import Progress
+from ..optimizer import ZeroOrder
+from ..record import Record
+from ..rerun import replay
+
+CHUNK_ELEMENTS = 1 << 24
+"""Weights that are checked at a time, so that the check takes little memory."""
+
+
+def advance(
+    optimizer: ZeroOrder, records: Sequence[Record], restart: Callable[[], ZeroOrder], progress: Progress | None = None
+) -> None:
+    """Take all steps and settle; refuse weights that are not finite afterwards.
+
+    Args:
+        optimizer: at step 0, on the base weights.
+        records: from step 0 on.
+        restart: puts the base weights back and returns an optimizer at step 0; only called to look for the step.
+        progress: called now and then with the fraction done.
+    """
+    before = _not_finite(optimizer)  # such a base is none of the journal's doing
+    replay(optimizer, records, progress)
+    optimizer.settle()
+    broken = _not_finite(optimizer) - before
+    if broken:
+        step = _first_bad_step(records, restart, broken)
+        raise ZeroBlockError(
+            f"step {step} makes weights of {min(broken)!r} infinite or NaN, which no run would have gone on from: the "
+            f"journal was made up, or its base is another; --step {step} (in Python steps={step} of read) takes the "
+            "steps before it"
+        )
+
+
+def _not_finite(optimizer: ZeroOrder) -> set[str]:
+    """Names of the trained tensors with an infinite or NaN weight."""
+    return {
+        name
+        for name, param in optimizer.params.items()
+        if not all(bool(part.isfinite().all()) for part in param.detach().reshape(-1).split(CHUNK_ELEMENTS))
+    }
+
+
+def _first_bad_step(records: Sequence[Record], restart: Callable[[], ZeroOrder], names: set[str]) -> int:
+    """Two more replays find it: one in stretches, one that takes the broken stretch step by step."""
+    first, stretch = 0, max(1, math.isqrt(len(records)))
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore", ZeroBlockWarning)  # they were given the first time
+        while stretch:
+            optimizer = restart()
+            replay(optimizer, records[:first])
+            while first < len(records):
+                replay(optimizer, records[first : first + stretch])
+                if _not_finite(optimizer) & names:
+                    break
+                first += stretch
+            stretch = 0 if stretch == 1 else 1
+    return min(first, len(records) - 1)

@@ -1,0 +1,480 @@
+"""From a journal to weights by ``docs/noise.md`` and ``docs/journal.md`` alone: numpy, and nothing of zeroblock.
+
+Written as a stranger would who has the two pages and no source.  The sections named in comments are those of the pages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DOCS = Path(__file__).parents[2] / "docs"
+NOISE_PAGE = (DOCS / "noise.md").read_text(encoding="utf-8")
+F32 = np.float32
+Shape = tuple[int, ...]
+
+
+# noise.md, sections 1 and 2
+
+
+def _table(name: str) -> list[np.float32]:
+    rows = re.findall(rf"^\| {name} \d+ \| `(\S+)` \|", NOISE_PAGE, flags=re.MULTILINE)
+    return [F32(float.fromhex(row)) for row in rows]
+
+
+LOG, COS, SIN = _table("LOG"), _table("COS"), _table("SIN")
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """Of a noise vector: seed, step, probe, stream."""
+
+    seed: int
+    step: int
+    probe: int = 0
+    stream: int = 0
+
+
+def philox(at: Address, first: int, count: int) -> np.ndarray:
+    """The words of the counters first, first + 1, …; (count, 4)."""
+    low = np.uint64(0xFFFFFFFF)
+    index = (np.arange(count, dtype=np.uint64) + np.uint64(first)).astype(np.uint64)
+    c = [index & low, index >> np.uint64(32)]
+    c += [np.full_like(index, at.step), np.full_like(index, at.probe * 16 + at.stream)]
+    k0, k1 = at.seed & 0xFFFFFFFF, at.seed >> 32
+    for _ in range(10):
+        p, q = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        c = [
+            (q >> np.uint64(32)) ^ c[1] ^ np.uint64(k0),
+            q & low,
+            (p >> np.uint64(32)) ^ c[3] ^ np.uint64(k1),
+            p & low,
+        ]
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return np.stack(c, axis=1).astype(np.uint32)
+
+
+def _groups(at: Address, offset: int, n: int) -> tuple[np.ndarray, int]:
+    first = offset // 4
+    return philox(at, first, (offset + n + 3) // 4 - first), offset - 4 * first
+
+
+def words(at: Address, offset: int, n: int) -> np.ndarray:
+    """One word per element."""
+    groups, skip = _groups(at, offset, n)
+    return groups.reshape(-1)[skip : skip + n]
+
+
+def fma(a: Any, b: Any, c: Any) -> np.ndarray:
+    """a·b + c with one rounding to single: the product is exact in double, and the sum is rounded to odd first."""
+    a, b, c = (np.asarray(x, F32).astype(np.float64) for x in (a, b, c))
+    with np.errstate(all="ignore"):
+        product = a * b
+        total = product + c
+        back = total - product
+        error = (product - (total - back)) + (c - back)
+        even = (total.view(np.int64) & 1) == 0
+        nudged = np.where((error > 0) == (total > 0), total.view(np.int64) + 1, total.view(np.int64) - 1)
+        odd = np.where(np.isfinite(total) & (error != 0) & even, nudged, total.view(np.int64))
+        return odd.view(np.float64).astype(F32)
+
+
+def _horner(table: Sequence[np.float32], x: np.ndarray) -> np.ndarray:
+    value = np.full_like(x, table[-1])
+    for coefficient in reversed(table[:-1]):
+        value = fma(value, x, coefficient)
+    return value
+
+
+def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    u = np.abs(a.view(np.int32).astype(F32)) + F32(0.5)
+    n = u.view(np.int32)
+    e = (n - np.int32(0x4EB504F3)) & np.int32(-0x00800000)
+    f = fma((n - e).view(F32), F32(2.0**-31), F32(-(1 + 2.0**-23)))
+    radius = np.sqrt(fma(e.astype(F32), F32(float.fromhex("-0x1.62e43p-23")), f * _horner(LOG, f)))
+    radius = np.where(a >> np.uint32(31), -radius, radius).astype(F32)
+    t = b.view(np.int32).astype(F32) * F32(2.0**-32)
+    return radius * _horner(COS, t * t), radius * (t * _horner(SIN, t * t))
+
+
+def noise(at: Address, offset: int, n: int, rademacher: bool) -> np.ndarray:
+    """u of n elements, in single precision."""
+    groups, skip = _groups(at, offset, n)
+    if rademacher:
+        values = np.where(groups >> np.uint32(31), F32(-1), F32(1)).astype(F32)
+    else:
+        values = np.stack([*_pair(groups[:, 0], groups[:, 1]), *_pair(groups[:, 2], groups[:, 3])], axis=1)
+    return values.reshape(-1)[skip : skip + n]
+
+
+# noise.md, section 3: rounding
+
+
+def nearest(x: np.ndarray, dtype: str) -> np.ndarray:
+    """To nearest even on the grid of a dtype."""
+    if dtype == "bfloat16":
+        bits = x.view(np.uint32)
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+        return np.where(np.isnan(x), x, rounded.view(F32))
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(F32) if dtype == "float16" else x
+
+
+def rounded(x: np.ndarray, dtype: str, word: np.ndarray | None) -> np.ndarray:
+    """Stochastically by each element's word, or to nearest without one."""
+    x = np.ascontiguousarray(x, F32)
+    if dtype == "float32":
+        return x
+    if word is not None:
+        below = np.uint32(0xFFFF if dtype == "bfloat16" else 0x1FFF)
+        bits = (x.view(np.uint32) + (word & below)) & ~below
+        x = np.where(np.isnan(x), x, bits.view(F32))
+    return nearest(x, dtype)
+
+
+# journal.md: the file
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A record, as far as the weights depend on it."""
+
+    lr: float
+    block: int
+    coeffs: tuple[float, ...]
+
+    @property
+    def finite(self) -> bool:
+        return all(map(math.isfinite, self.coeffs))
+
+
+def parse(data: bytes) -> tuple[dict[str, Any], list[Step]]:
+    """Header and records."""
+    magic, version, zero, length = struct.unpack_from("<8sHHI", data)
+    assert (magic, version, zero) == (bytes.fromhex("895A424A0D0A1A0A"), 1, 0)
+    (root,) = struct.unpack_from("<I", data, 16 + length)
+    assert root == zlib.crc32(data[: 16 + length])
+    header = json.loads(data[16 : 16 + length])
+    estimator, probes = header["method"]["estimator"], header["probes"]
+    centres = probes if estimator["name"] == "TwoSided" and probes > 1 else 0
+    layout = struct.Struct(f"<ddI{probes}f{centres}fI")
+    steps = []
+    for step, at in enumerate(range(20 + length, len(data) - layout.size + 1, layout.size)):
+        _, lr, block, *numbers, crc = layout.unpack_from(data, at)
+        body = data[at : at + layout.size - 4]
+        assert crc == zlib.crc32(body, zlib.crc32(step.to_bytes(8, "little"), root))
+        steps.append(Step(lr, block, tuple(numbers[:probes])))
+    return header, steps
+
+
+# journal.md: the blocks
+
+OUTPUT_SIDE = re.compile(r"(^|\.)(final\w*|project_out|ln_f|lm_head|score|classifier|pooler)(\.|$)")
+
+
+def _by_owner(names: Sequence[str]) -> list[tuple[str, list[str]]]:
+    groups: list[tuple[str, list[str]]] = []
+    for name in names:
+        owner = name.rpartition(".")[0] or name
+        if groups and groups[-1][0] == owner:
+            groups[-1][1].append(name)
+        else:
+            groups.append((owner, [name]))
+    return groups
+
+
+def members(header: dict[str, Any], shapes: dict[str, Shape], stacks: Sequence[str]) -> list[list[str]]:
+    """The parameters of every block; ``stacks`` are the paths of the model's lists of layers."""
+    cut = header["method"]["partition"]
+    trainable = [name for name in shapes if name not in header["frozen"]]
+    if cut["name"] == "explicit":
+        return [params for _, params in cut["blocks"]]
+    if cut["name"] == "whole":
+        return [trainable]
+
+    def layer_of(name: str) -> tuple[int, int] | None:
+        for number, stack in enumerate(stacks):
+            match = re.match(rf"{re.escape(stack)}\.(\d+)\.", name)
+            if match:
+                return number, int(match[1])
+        return None
+
+    first = next(i for i, name in enumerate(shapes) if layer_of(name))
+    places = {name: i for i, name in enumerate(shapes)}
+    before, after = [], []
+    for owner, group in _by_owner([name for name in trainable if not layer_of(name)]):
+        late = places[group[0]] > first or OUTPUT_SIDE.search(owner)
+        (after if late else before).append(group)
+    layers: dict[tuple[int, int], list[str]] = {}
+    for number in range(len(stacks)):
+        for name in trainable:
+            place = layer_of(name)
+            if place and place[0] == number:
+                layers.setdefault(place, []).append(name)
+    inner: list[list[str]] = []
+    if cut["name"] == "layers":
+        for number in range(len(stacks)):
+            own = [group for (stack, _), group in layers.items() if stack == number]
+            k = cut.get("k", 1)
+            inner += [[name for group in own[a : a + k] for name in group] for a in range(0, len(own), k)]
+    else:
+        assert cut["name"] == "linears"
+        for group in layers.values():
+            blocks: list[list[str]] = []
+            waiting: list[str] = []
+            for _, names in _by_owner(group):
+                if any(len(shapes[name]) >= 2 for name in names):
+                    blocks.append(waiting + names)
+                    waiting = []
+                elif blocks:
+                    blocks[-1] += names
+                else:
+                    waiting += names
+            inner += blocks or [waiting]
+    return before + inner + after
+
+
+# journal.md: from records to weights
+
+
+class Replay:
+    """The weights of a run, step by step.
+
+    Args:
+        header: of the journal.
+        base: every parameter in the order of ``named_parameters()``, in single precision on the grid of its dtype.
+        stacks: paths of the model's lists of layers.
+    """
+
+    def __init__(self, header: dict[str, Any], base: dict[str, np.ndarray], stacks: Sequence[str]) -> None:
+        self.header, self.method = header, header["method"]
+        self.shapes = {name: value.shape for name, value in base.items()}
+        self.blocks = members(header, self.shapes, stacks)
+        assert len(self.blocks) == len(header["blocks"])
+        self.weights = {name: value.reshape(-1).astype(F32) for name, value in base.items()}
+        self.offsets, total = {}, 0
+        for name, value in self.weights.items():
+            self.offsets[name], total = total, total + value.size
+        self.dtype = header["dtype"]
+        self.rademacher = self.method["distribution"] == "rademacher"
+        self.interval, self.fold = self.method["interval"], self.method.get("fold", 1)
+        self.rule, self.subspace = self.method["rule"], self.method["subspace"]
+        self.state: dict[str, dict[str, Any]] = {}
+        self.held: dict[str, np.ndarray] = {}
+        self.steps = 0
+        self.thresholds = {}
+        if self.subspace["name"] == "Sparse" and self.subspace["keep"] != 1:
+            for name, value in self.weights.items():
+                k = max(1, round(self.subspace["keep"] * value.size))
+                self.thresholds[name] = np.sort(np.abs(value))[k - 1]
+
+    # addresses
+
+    def at(self, step: int, probe: int = 0, stream: int = 0) -> Address:
+        return Address(self.header["seed"], step, probe, stream)
+
+    def draw(self, name: str, at: Address, n: int) -> np.ndarray:
+        return noise(at, self.offsets[name], n, self.rademacher)
+
+    def word(self, name: str, at: Address, n: int | None = None) -> np.ndarray | None:
+        if self.method["rounding"] == "nearest":
+            return None
+        return words(at, self.offsets[name], self.weights[name].size if n is None else n)
+
+    # low rank
+
+    def rank(self, name: str) -> tuple[int, int, int] | None:
+        """m, n and r of a tensor that is moved in a low-rank subspace."""
+        shape = self.shapes[name]
+        if self.subspace["name"] != "LowRank" or len(shape) < 2 or 0 in shape:
+            return None
+        m, n = shape[0], math.prod(shape[1:])
+        return m, n, min(self.subspace["rank"], m, n)
+
+    def factor(self, name: str, turn: int) -> np.ndarray:
+        _, n, r = self.rank(name)
+        return self.draw(name, self.at(turn * self.interval, 0, 1), n * r).reshape(n, r)
+
+    def coordinates(self, name: str, step: int, probe: int, measured: bool = False) -> np.ndarray:
+        """U of a probe, flat; as published, a step that draws V moves along another U than it measured."""
+        m, _, r = self.rank(name)
+        stale = self.subspace["as_published"] and step % self.interval == 0 and not measured
+        return self.draw(name, self.at(step, probe + 1, 1) if stale else self.at(step, probe), m * r)
+
+    def lift(self, name: str, z: np.ndarray, alpha: float, at: Address, decay: float) -> None:
+        """W ← round(fma(z Vᵀ, alpha, decay·W))."""
+        m, _, r = self.rank(name)
+        v, z = self.factor(name, at.step // self.interval), z.reshape(m, r)
+        product = z[:, :1] * v[:, 0]
+        for j in range(1, r):
+            product = product + z[:, j : j + 1] * v[:, j]
+        moved = fma(product.reshape(-1), F32(alpha), self.weights[name] * F32(decay))
+        self.weights[name] = rounded(moved, self.dtype, self.word(name, at))
+
+    # masks
+
+    def mask(self, name: str, step: int) -> np.ndarray | bool:
+        keep = self.subspace.get("keep", 1)
+        if keep == 1:
+            return True
+        if self.subspace["name"] == "Sparse":
+            return np.abs(self.weights[name]) <= self.thresholds[name]
+        first = step // self.interval * self.interval
+        drawn = words(self.at(first, 0, 1), self.offsets[name], self.weights[name].size)
+        return drawn <= math.ceil(keep * 2**32) - 1
+
+    # steps
+
+    def step(self, record: Step) -> None:
+        step, block = self.steps, self.blocks[record.block]
+        if self.rule.get("reset") and step % self.interval == 0:
+            self.state.clear()
+        if self.method["restore"] == "subtract":
+            self.walk(block, step)
+        if record.finite:
+            clip = self.method.get("clip", math.inf)
+            share = [max(-clip, min(clip, c)) / len(record.coeffs) for c in record.coeffs]
+            for name in block:
+                self.move(name, step, record.lr, share)
+        self.steps += 1
+        if self.fold > 1 and self.steps % self.fold == 0:
+            self.fold_in(block)
+
+    def settle(self) -> None:
+        """Bring the weights to θ between two folds."""
+        if self.fold > 1 and self.steps % self.fold:
+            self.fold_in([name for block in self.blocks for name in block])
+
+    def fold_in(self, block: Sequence[str]) -> None:
+        for name in block:
+            if name in self.held:
+                self.lift(name, self.held.pop(name), 1.0, self.at(self.steps - 1, 0, 3), 1.0)
+
+    def walk(self, block: Sequence[str], step: int) -> None:
+        eps, two = self.method["estimator"]["eps"], self.method["estimator"]["name"] == "TwoSided"
+        for probe in range(self.header["probes"]):
+            for scale in (eps, -2 * eps, eps) if two else (eps, -eps):
+                for name in block:
+                    if self.rank(name):
+                        z = fma(self.coordinates(name, step, probe, measured=True), F32(scale), F32(0))
+                        self.lift(name, z, 1.0, self.at(step, probe, 3), 1.0)
+                    else:
+                        self.add_noise(name, self.at(step, probe), [scale], 1.0)
+
+    def add_noise(self, name: str, at: Address, alphas: Sequence[float], decay: float) -> None:
+        if decay == 1.0 and not any(alphas):
+            return
+        x, kept = self.weights[name], self.mask(name, at.step)
+        size = x.size
+        x = x * F32(decay)
+        for k, alpha in enumerate(alphas):
+            u = self.draw(name, dataclasses.replace(at, probe=at.probe + k), size)
+            x = fma(np.where(kept, u, F32(0)), F32(alpha), x)
+        self.weights[name] = rounded(x, self.dtype, self.word(name, at))
+
+    def move(self, name: str, step: int, lr: float, share: Sequence[float]) -> None:
+        decayed = self.header["decays"]
+        applies = len(self.shapes[name]) >= 2 if decayed == "matrices" else name in decayed
+        decay = 1 - lr * self.header["weight_decay"] if self.header["weight_decay"] and applies else 1.0
+        low = self.rank(name)
+        if self.rule["name"] == "SGD":
+            self.descend(name, step, [-lr * s for s in share], decay, low)
+        elif self.rule["name"] == "Adam" and not low:
+            self.adam(name, step, lr, share, decay)
+        else:
+            g = self.estimate(name, step, share, low)
+            delta = self.delta(name, step, g)
+            if low and self.fold > 1:
+                self.held[name] = fma(delta, F32(-lr), self.held.get(name, np.zeros_like(delta)))
+            elif low:
+                self.lift(name, delta, -lr, self.at(step, 0, 3), decay)
+            else:
+                moved = fma(delta, F32(-lr), self.weights[name] * F32(decay))
+                self.weights[name] = rounded(moved, self.dtype, self.word(name, self.at(step, 0, 3)))
+
+    def descend(
+        self, name: str, step: int, alphas: Sequence[float], decay: float, low: tuple[int, int, int] | None
+    ) -> None:
+        if not low:
+            self.add_noise(name, self.at(step), alphas, decay)
+            return
+        if decay == 1.0 and not any(alphas):
+            return
+        z = self.held.get(name, np.zeros(low[0] * low[2], F32)) if self.fold > 1 else np.zeros(low[0] * low[2], F32)
+        for k, alpha in enumerate(alphas):
+            z = fma(self.coordinates(name, step, k), F32(alpha), z)
+        if self.fold > 1:
+            self.held[name] = z
+        else:
+            self.lift(name, z, 1.0, self.at(step, 0, 3), decay)
+
+    def estimate(self, name: str, step: int, share: Sequence[float], low: Any) -> np.ndarray:
+        """g = Σ share_k·z_k."""
+        kept = True if low else self.mask(name, step)
+        g = None
+        for k, s in enumerate(share):
+            z = self.coordinates(name, step, k) if low else self.draw(name, self.at(step, k), self.weights[name].size)
+            z = np.where(kept, z, F32(0))
+            g = z * F32(s) if g is None else fma(z, F32(s), g)
+        return g
+
+    def moments(self, name: str, step: int, size: int, names: str) -> dict[str, Any]:
+        turn = step // self.interval
+        state = self.state.setdefault(name, {**{m: np.zeros(size, F32) for m in names}, "t": 0, "turn": turn})
+        if state["turn"] != turn and self.rank(name):
+            m, n, r = self.rank(name)
+            overlap = self.factor(name, state["turn"]).T @ self.factor(name, turn) / F32(n)
+            state["m"] = (state["m"].reshape(m, r) @ overlap).reshape(-1)
+        state["turn"] = turn
+        state["t"] += 1
+        return state
+
+    def delta(self, name: str, step: int, g: np.ndarray) -> np.ndarray:
+        match self.rule["name"]:
+            case "Sign":
+                return np.sign(g)
+            case "Momentum":
+                state, beta = self.moments(name, step, g.size, "m"), self.rule["beta"]
+                state["m"] = fma(g, F32(1 - beta), state["m"] * F32(beta))
+                return state["m"]
+        state, (b1, b2) = self.moments(name, step, g.size, "mv"), self.rule["betas"]
+        t = state["t"]
+        state["m"] = fma(g, F32(1 - b1), state["m"] * F32(b1))
+        state["v"] = state["v"] * F32(b2) + F32(1 - b2) * g * g
+        root = np.sqrt(state["v"] / F32(1 - b2**t)) + F32(self.rule["eps"])
+        return state["m"] / (root * F32(1 - b1**t))
+
+    def adam(self, name: str, step: int, lr: float, share: Sequence[float], decay: float) -> None:
+        g = self.estimate(name, step, share, None)
+        state, (b1, b2) = self.moments(name, step, g.size, "mv"), self.rule["betas"]
+        t = state["t"]
+        m = fma(state["m"], F32(b1), F32(1 - b1) * g)
+        v = fma(state["v"], F32(b2), F32(1 - b2) * (g * g))
+        c1, c2 = F32(1 / (1 - b1**t)), F32(1 / (1 - b2**t))
+        d = (m * c1) / (np.sqrt(v * c2) + F32(self.rule["eps"]))
+        moved = fma(d, F32(-lr), self.weights[name] * F32(decay))
+        self.weights[name] = rounded(moved, self.dtype, self.word(name, self.at(step)))
+        if self.dtype != "float32":
+            word = words(self.at(step, 0, 3), self.offsets[name], g.size)
+            m, v = rounded(m, "bfloat16", word), rounded(v, "bfloat16", word >> np.uint32(16))
+        state["m"], state["v"] = m, v
+
+
+def weights_of(data: bytes, base: dict[str, np.ndarray], stacks: Sequence[str]) -> dict[str, np.ndarray]:
+    """The weights that a journal leads to."""
+    header, steps = parse(data)
+    replay = Replay(header, base, stacks)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for step in steps:
+            replay.step(step)
+        replay.settle()
+    return {name: value.reshape(replay.shapes[name]) for name, value in replay.weights.items()}
