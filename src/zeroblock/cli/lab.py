@@ -228,12 +228,11 @@ def _closures(
 
     chosen = get(task, tokenizer)
     engine, encode = Engine(module), chosen.encoder(tokenizer)
-    options = chosen.objective == "options"
     encoded = []
     for example in chosen.load(data, seed=seed).train:
-        one = encode.example(example) if options else encode.target(example)
-        if max(len(ids) for ids, _ in one.rows) <= max_tokens:
-            encoded.append((one, example.right[0] if options else 0))
+        pair = chosen.training_pair(encode, example)
+        if max(len(ids) for ids, _ in pair[0].rows) <= max_tokens:
+            encoded.append(pair)
     need = batch * (batches + 1)
     if len(encoded) < need:
         raise ZeroBlockError(
@@ -245,7 +244,7 @@ def _closures(
     def objective(examples: Sequence[tuple[Any, int]]) -> Callable[[], Any]:
         batch, labels = zip(*examples, strict=True)
         # one point after another: second differences need the roundings of all three losses to be alike
-        return engine.objective(batch, labels, "options" if options else "answer").__call__
+        return engine.objective(batch, labels, chosen.over).__call__
 
     def stream() -> Any:
         generator = random.Random(seed)
