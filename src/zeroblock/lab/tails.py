@@ -70,8 +70,8 @@ class Tails:
         return {
             "tails": (
                 f"P(ρ ≥ E[ρ] + Δ) over {self.draws:,} draws (d = {self.dim}, s = {self.s}, rank {self.rank} a block) "
-                "under Proposition 3.6: low-rank with the constant c₁ = (d-2)/(8d) (the paper's 1/(8λmax²) is not "
-                "valid, see docs/theory.md), sparse with c₂ = 1 - s/d, block-sparse exact."
+                "under Proposition 3.6: low-rank with the constant c₁ = (d-2)/(8d), which holds for every H (the proof's "
+                "1/(8λmax²) holds for λmax ≥ 1, as here), sparse with c₂ = 1 - s/d, block-sparse exact."
             )
         }
 
