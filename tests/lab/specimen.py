@@ -1,12 +1,17 @@
-"""An adaptive run by ``ZeroOrder`` on a quadratic whose blocks differ, for tests of its diagnosis."""
+"""Runs by ``ZeroOrder`` on quadratics, and the alignment that an optimizer is about to use."""
 
 from __future__ import annotations
 
+import torch
+
 from zeroblock.block import Block
 from zeroblock.estimator import TwoSided
+from zeroblock.lab import alignment
 from zeroblock.lab.adaptive import Seen
 from zeroblock.lab.descent import start
-from zeroblock.lab.quadratic import Quadratic, hessian
+from zeroblock.lab.projection import Orthonormal
+from zeroblock.lab.quadratic import Hessian, Quadratic, hessian
+from zeroblock.noise import Key
 from zeroblock.optimizer import ZeroOrder
 from zeroblock.schedule import Adaptive
 
@@ -23,3 +28,17 @@ def adaptive_run(n: int, steps: int, schedule: Adaptive, seed: int = 0) -> list[
         assert optimizer.record is not None
         seen.append(Seen(optimizer.record.step, optimizer.record.block, optimizer.record.coeffs))
     return seen
+
+
+def current_alignment(optimizer: ZeroOrder, hessian: Hessian) -> float:
+    """ρ_t of the M that an optimizer of a quadratic takes its next step with."""
+    total = 0.0
+    for name, param, basis in optimizer.members:
+        if isinstance(basis, Orthonormal):
+            total += alignment.alignment(hessian, basis.factor)
+            continue
+        # an element that takes noise moves: a normal number is never zero
+        moved = basis.perturbed(torch.zeros_like(param), Key(0, 0), 1.0, optimizer.rounding) != 0
+        first = optimizer.offsets[name]
+        total += float(hessian.diagonal[first : first + param.numel()][moved].sum()) / hessian.top
+    return total

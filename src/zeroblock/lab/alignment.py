@@ -9,9 +9,6 @@ import torch
 from torch import Tensor
 
 from ..errors import ZeroBlockError
-from ..noise import Key
-from ..optimizer import ZeroOrder
-from .projection import Orthonormal
 from .quadratic import Hessian
 
 CHUNK = 1 << 24
@@ -26,20 +23,6 @@ def alignment(hessian: Hessian, factor: Tensor) -> float:
 def masked(hessian: Hessian, mask: Tensor) -> Tensor:
     """ρ of M = diag(m) for masks of (d,) or (n, d): Σᵢ mᵢHᵢᵢ / λmax."""
     return mask.to(hessian.diagonal) @ hessian.diagonal / hessian.top
-
-
-def current(optimizer: ZeroOrder, hessian: Hessian) -> float:
-    """ρ_t of the M that an optimizer of a quadratic takes its next step with."""
-    total = 0.0
-    for name, param, basis in optimizer.members:
-        if isinstance(basis, Orthonormal):
-            total += alignment(hessian, basis.factor)
-            continue
-        # an element that takes noise moves: a normal number is never zero
-        moved = basis.perturbed(torch.zeros_like(param), Key(0, 0), 1.0, optimizer.rounding) != 0
-        first = optimizer.offsets[name]
-        total += float(hessian.diagonal[first : first + param.numel()][moved].sum()) / hessian.top
-    return total
 
 
 @dataclasses.dataclass(frozen=True)

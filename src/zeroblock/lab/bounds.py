@@ -136,7 +136,7 @@ class Rate:
         """
         self._check(gap, lr, steps, noise, batch, self.max_step)
         if eps > self.smoothing(steps) * (1 + 1e-9):
-            raise ZeroBlockError(f"Theorem 3.3 wants eps ≤ {self.smoothing(steps):.3g} at {steps} steps, got {eps:g}")
+            raise ZeroBlockError(f"Theorem 3.3 needs eps ≤ {self.smoothing(steps):.3g} at {steps} steps, got {eps:g}")
         rho_t, d, s = self.rho.mean * steps, self.d, self.s
         smoothing = 3 * self.r**2 / (2 * rho_t) + 8 * (d + s) / (rho_t * d) + 37 * s**2 / (42 * rho_t * d)
         return smoothing + 13 * s**2 / (9 * d * steps) + 8 * gap / (lr * steps) + noise / batch
@@ -182,14 +182,14 @@ class Rate:
         _positive(lr=lr, steps=steps, batch=batch)
         _not_negative(gap=gap, noise=noise)
         if lr > limit * (1 + 1e-9):
-            raise ZeroBlockError(f"the bound wants lr ≤ {limit:.3g}, got {lr:g}")
+            raise ZeroBlockError(f"the bound needs lr ≤ {limit:.3g}, got {lr:g}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Stability:
-    """Theorem 3.10: how far two runs on data sets that differ in one example end apart.
+    """Theorem 3.10: how far apart two runs end whose data sets differ in one example.
 
-    Losses lie in [0, 1], are G-Lipschitz and L-smooth, α_t ≤ C/t, one example a step.
+    Losses lie in [0, 1], are G-Lipschitz and L-smooth, α_t ≤ C/t, and a step uses one example.
 
     Args:
         smoothness: L.
@@ -229,7 +229,7 @@ class Stability:
         """
         _positive(steps=steps, eps=eps)
         if eps > self.max_smoothing * (1 + 1e-9):
-            raise ZeroBlockError(f"Theorem 3.10 wants eps ≤ {self.max_smoothing:.3g}, got {eps:g}")
+            raise ZeroBlockError(f"Theorem 3.10 needs eps ≤ {self.max_smoothing:.3g}, got {eps:g}")
         n, g, q = self.examples, self.lipschitz, self.q
         growth = g * (math.sqrt(3) + 4 * g) / (n * self.smoothness)  # GD
         best = min(max((n * q * growth * steps**q) ** (1 / (1 + q)), 1.0), float(steps))

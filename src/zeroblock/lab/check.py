@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Role(enum.StrEnum):
-    """What a checked line is to the paper."""
+    """The place of a checked line in the paper."""
 
     CLAIM = "claim"
     """The statement itself, or a consequence that must hold if the statement does."""
@@ -25,7 +25,8 @@ class Check:
     """One line, stated and measured.
 
     Args:
-        number: of the statement in the paper, for example "B.4"; a step carries the number of what its proof proves.
+        number: of the statement in the paper, for example "B.4"; a step of a proof carries the number of the statement
+            that is proved.
         label: a few words, for a figure.
         statement: the line in words and symbols.
         stated: the value or bound that the line gives.

@@ -114,9 +114,9 @@ class Convergence:
     def measure(self, run: Runner) -> Frames:
         if len(set(self.gammas)) < 3:
             raise ZeroBlockError("the study needs at least three values of gamma, to fit a line")
-        found = run([functools.partial(self.run_gamma, gamma) for gamma in self.gammas])
+        results = run([functools.partial(self.run_gamma, gamma) for gamma in self.gammas])
         rows, curves = [], []
-        for gamma, (rho, runs) in zip(self.gammas, found, strict=True):
+        for gamma, (rho, runs) in zip(self.gammas, results, strict=True):
             for i, lr in enumerate(runs.lrs):
                 reached = runs.reached[i][~np.isnan(runs.reached[i])]
                 rows.append(

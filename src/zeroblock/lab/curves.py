@@ -13,7 +13,7 @@ from pandas import DataFrame
 from . import figure
 from .alignment import expected
 from .batched import BlockDirections, Directions, HaarDirections, Runs, SparseDirections, descend_all, mean_error
-from .descent import Trace, descend
+from .descent import descend
 from .projection import THREE
 from .quadratic import heterogeneous
 from .runner import Runner
@@ -77,23 +77,23 @@ class Curves:
             h, _directions(label, self.dim, s), lrs=self.lrs, steps=self.steps, seeds=self.seeds, seed=1, points=50
         )
 
-    def run_checked(self, label: str, s: int) -> Trace:
+    def run_checked(self, label: str, s: int) -> np.ndarray:
         """One run by ``ZeroOrder``."""
         h = heterogeneous(self.dim, self.rank, self.blocks)
         kind = THREE[LABELS.index(label)]
-        return descend(h, kind(s), lr=self.lr, eps=1e-4, steps=self.checked, seed=0, every=self.checked)
+        return descend(h, kind(s), lr=self.lr, eps=1e-4, steps=self.checked, seed=0)
 
     def measure(self, run: Runner) -> Frames:
         keys = [(s, label) for s in sorted(self.sizes, reverse=True) for label in LABELS]  # the slowest first
-        checked = [functools.partial(self.run_checked, label, s) for s, label in keys]
-        found = run([*checked, *(functools.partial(self.run_batch, label, s) for s, label in keys)])
+        singles = [functools.partial(self.run_checked, label, s) for s, label in keys]
+        results = run([*singles, *(functools.partial(self.run_batch, label, s) for s, label in keys)])
         h = heterogeneous(self.dim, self.rank, self.blocks)
         curves, sweeps = [], []
-        for (s, label), trace, runs in zip(keys, found[: len(keys)], found[len(keys) :], strict=True):
+        for (s, label), single, runs in zip(keys, results[: len(keys)], results[len(keys) :], strict=True):
             fixed = list(runs.lrs).index(self.lr)
             mean, error = mean_error(runs.loss[fixed], axis=0)
             for step, value, spread in zip(runs.steps, mean, error, strict=True):
-                checked = trace.loss[step] / trace.loss[0] if step <= self.checked else math.nan
+                checked = single[step] / single[0] if step <= self.checked else math.nan
                 curves.append({"s": s, "projection": label, "mean_rho": expected(h, s), "step": step, "loss": value,
                                "error": spread, "zero_order": checked})  # fmt: skip
             for i, lr in enumerate(runs.lrs):

@@ -265,13 +265,14 @@ def tails(draws: int, seed: int = 0) -> list[Check]:
     kept = (torch.rand(min(draws, 20_000), d, generator=generator) < s / d).sum(1).double()
     checks += [
         Check(
-            "3.5",
+            "3.3",
             "srank(M) ≤ s, Bernoulli",
             f"srank(M) ≤ s for a Bernoulli mask: share above s (d = {d}, s = {s})",
             0.0,
             "≤",
             *mean_of((kept > s).double()),
-            reading="the hypothesis of Theorem 3.3 and of ρ ≤ min(r, s)",
+            role=Role.STEP,
+            reading="the hypothesis of Theorem 3.3, when it is applied to the mask of Definition 3.5",
         ),
         Check(
             "3.2",

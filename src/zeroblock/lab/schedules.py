@@ -30,7 +30,7 @@ NAMES = {
     "adaptive": "adaptive (ZeroOrder)",
     "own_lr": "uniform, lr per block",
 }
-"""What figures call the schedules."""
+"""Names of the schedules in figures."""
 
 COLOURS = ("#000000", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7", "#009E73")
 
@@ -137,12 +137,12 @@ class Schedules:
     def measure(self, run: Runner) -> Frames:
         batched = [name for name in NAMES if name != "adaptive"]
         slow = [functools.partial(self.run_adaptive, lr) for lr in self.adaptive_lrs]
-        found: list[Runs] = run([*slow, *(functools.partial(self.run_batch, name) for name in batched)])
+        done: list[Runs] = run([*slow, *(functools.partial(self.run_batch, name) for name in batched)])
         count = len(self.adaptive_lrs)
         nothing = np.full((count, self.adaptive_seeds), math.nan)
-        together = np.concatenate([runs.loss for runs in found[:count]])
-        adaptive = Runs(np.array(self.adaptive_lrs), found[0].steps, together, nothing, nothing, nothing)
-        results = {"adaptive": adaptive} | dict(zip(batched, found[count:], strict=True))
+        together = np.concatenate([runs.loss for runs in done[:count]])
+        adaptive = Runs(np.array(self.adaptive_lrs), done[0].steps, together, nothing, nothing, nothing)
+        results = {"adaptive": adaptive} | dict(zip(batched, done[count:], strict=True))
         rows, curves = [], []
         for name in NAMES:
             runs = results[name]
