@@ -80,11 +80,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("quick") or config.getoption("write_slow"):
         for name in ("torch._dynamo", "transformers.models.llama.modeling_llama"):  # else the first user pays for it
             importlib.import_module(name)
-    slow = set(SLOW.read_text().split()) if config.getoption("quick") else set()
+    quick, slow = config.getoption("quick"), set(SLOW.read_text().split())
     wheel = "wheel" in config.option.markexpr  # make wheel-test alone installs the wheel
-    left_out = {
-        item for item in items if _function(item.nodeid) in slow or (item.get_closest_marker("wheel") and not wheel)
-    }
+
+    def leave_out(item: pytest.Item) -> bool:
+        if item.get_closest_marker("wheel"):
+            return not wheel
+        return quick and (_function(item.nodeid) in slow or item.get_closest_marker("slow") is not None)
+
+    left_out = {item for item in items if leave_out(item)}
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
