@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+import warnings
 from pathlib import Path
 
 import pytest
-from journal_toy import key, write
+from journal_toy import command, key, save_model, save_reviews, write
 
 import zeroblock as zb
 from toy import Tiny
@@ -132,6 +133,45 @@ def test_a_resumed_journal_keeps_the_steps_it_began_with(path: Path) -> None:
     with pytest.warns(zb.ZeroBlockWarning, match="6 steps were written anew"):
         journal.close()
     assert holds(path, records[:6])
+
+
+@pytest.mark.parametrize(
+    ("accident", "code", "message"),
+    [("delete", 0, "was deleted during the run; its 8 steps"), ("replace", 2, "was replaced by another file")],
+)
+def test_a_run_of_the_command_line_notices(
+    accident: str,
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, append = tmp_path / "out", Journal.append
+
+    def then_lose(journal: Journal, record: Record) -> None:
+        append(journal, record)
+        if record.step == 5:
+            journal.path.unlink()
+            if accident == "replace":
+                journal.path.write_text("precious")
+
+    monkeypatch.setattr(Journal, "append", then_lose)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", zb.ZeroBlockWarning)
+        found, said = command(
+            monkeypatch, capsys, "train", "--model", save_model(tmp_path / "model"), "--task", "sst2", "--data",
+            save_reviews(tmp_path / "data"), "--device", "cpu", "--lr", 1e-3, "--steps", 8, "--batch-size", 4,
+            "--eval-limit", 2, "--no-eval-start", "--fsync", 3600, "--out", out,
+        )  # fmt: skip
+    assert found == code, said
+    assert message in said
+    if accident == "delete":
+        assert len(read(out).records) == 8
+    else:
+        assert (out / "journal.zbj").read_text() == "precious"
+        (rescued,) = out.glob("journal.rescued-*.zbj")
+        assert len(read(rescued).records) == 8
 
 
 # Forks
