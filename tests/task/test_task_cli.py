@@ -54,6 +54,7 @@ def test_list():
         "name": "sst2",
         "summary": TASKS["sst2"].summary,
         "kind": "classification",
+        "over": "options",
         "objective": "options",
         "metric": "accuracy",
         "source": "glue/sst2",

@@ -9,9 +9,9 @@ import types
 import pytest
 from task_rows import FIRST, GOLDEN
 
-from zeroblock.errors import ZeroBlockError
-from zeroblock.task import TASKS, Row, Sizes, get
-from zeroblock.task.row import read_rows
+from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
+from zeroblock.task import TASKS, DataRow, Sizes, get
+from zeroblock.task.data_row import read_rows
 
 
 def write(path, rows):
@@ -111,7 +111,7 @@ def test_bad_validation_row(tmp_path):
 )
 def test_bad_fields(name, change, message):
     with pytest.raises(ZeroBlockError) as caught:
-        TASKS[name].example(Row(GOLDEN[name][0][0] | change, "f.jsonl:9"))
+        TASKS[name].example(DataRow(GOLDEN[name][0][0] | change, "f.jsonl:9"))
     assert str(caught.value).startswith("f.jsonl:9: ")
     assert message in str(caught.value)
 
@@ -208,3 +208,22 @@ def test_a_dataset_that_is_a_script_comes_from_the_hubs_conversion(monkeypatch):
         "data_files": f"hf://datasets/{path}@refs%2Fconvert%2Fparquet/{config}/train/*.parquet",
         "split": "train",
     }
+
+
+def test_a_number_of_too_many_digits_is_one_line(tmp_path):
+    """Python converts at most 4,300 digits, and says so in an exception of its own."""
+    (tmp_path / "sst2").mkdir()
+    good = '{"sentence": "a", "label": 0}\n'
+    (tmp_path / "sst2" / "train.jsonl").write_text(good + '{"sentence": "a", "label": ' + "9" * 5000 + "}\n")
+    (tmp_path / "sst2" / "validation.jsonl").write_text(good)
+    with pytest.raises(ZeroBlockError, match=r"train\.jsonl:2: invalid JSON \(a number has too many digits\)"):
+        get("sst2").load(tmp_path)
+
+
+def test_the_old_name_of_a_row_is_accepted():
+    import zeroblock.task
+
+    with pytest.warns(ZeroBlockWarning, match="now called DataRow"):
+        assert zeroblock.task.Row is DataRow
+    with pytest.raises(AttributeError, match="Rows"):
+        _ = zeroblock.task.Rows

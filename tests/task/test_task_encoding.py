@@ -313,3 +313,14 @@ def test_smollm2():
         assert tokenizer.decode(encoded.context) == example.context
         if TASKS[name].kind == "classification":
             assert [count for _, count in encoded.rows] == [1] * len(example.options)
+
+
+@pytest.mark.parametrize("name", ["sst2", "copa", "squad"])
+def test_a_training_pair_is_what_the_loss_reads(name):
+    """All options with the index of the right one, or the right one alone."""
+    task = TASKS[name]
+    encoder = task.encoder(byte_level(256))
+    example = Example("a", (" b", " cc"), 1) if name != "squad" else Example("a", (" cc\n",), 0, ("cc",))
+    encoded, label = task.training_pair(encoder, example)
+    assert (len(encoded.options), label) == ((2, 1) if name == "sst2" else (1, 0))
+    assert encoded.options[label] == encoder.target(example).options[0]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from zeroblock.errors import ZeroBlockError
+from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.task import Example, get
 
 
@@ -28,7 +28,7 @@ def test_prompt_and_completion(tmp_path):
         Example("cat ->", (" chat\n",), 0, ("chat",), None),
         Example("dog ->", (" chien \n",), 0, ("chien",), None),
     ]
-    assert (task.name, task.kind, task.objective, task.metric.name, task.stop) == (
+    assert (task.name, task.kind, task.over, task.metric.name, task.stop) == (
         "words",
         "generation",
         "answer",
@@ -87,7 +87,7 @@ def test_toml_answers_stop_where_they_end(tmp_path, answer, stop):
 def test_a_toml_answer_of_several_lines_where_one_is_announced(tmp_path):
     write(tmp_path / "q.jsonl", [{"q": "why", "r": "so"}, {"q": "why", "r": "so\nit is"}])
     (tmp_path / "q.toml").write_text('train = "q.jsonl"\nprompt = "{q}"\nanswer = " {r}\\n"\n')
-    with pytest.raises(ZeroBlockError, match=r"q\.jsonl:2: an answer of several lines.*leave the newline out"):
+    with pytest.raises(ZeroBlockError, match=r"q\.jsonl:2: an answer has several lines.*leave the newline out"):
         only(tmp_path / "q.toml")
 
 
@@ -174,7 +174,7 @@ def test_bad_completion(row, message, tmp_path):
     ("messages", "message"),
     [
         ([], "no list of messages"),
-        (CHAT[:2], "not an answer of the assistant's"),
+        (CHAT[:2], "not an answer of the assistant"),
         ([{"role": "assistant", "content": " "}], "not an answer"),
         ([{"role": "user"}, CHAT[2]], "message 1 has no text in 'content'"),
         (["hello"], "message 1 has no text in 'role'"),
@@ -261,7 +261,7 @@ def test_toml_choice_with_columns(tmp_path):
         [{"q": "2+2?", "a": "4", "b": 5, "right": "4"}, {"q": "1+1?", "a": "3", "b": 2, "right": 1}],
     )
     (tmp_path / "q.toml").write_text(
-        'train = "q.jsonl"\nprompt = "{q}"\noptions = [" {a}", " {b}"]\nlabel = "right"\nobjective = "answer"\n'
+        'train = "q.jsonl"\nprompt = "{q}"\noptions = [" {a}", " {b}"]\nlabel = "right"\nover = "answer"\n'
     )
     task, examples = only(tmp_path / "q.toml")
     assert examples == [Example("2+2?", (" 4", " 5"), 0), Example("1+1?", (" 3", " 2"), 1)]
@@ -304,8 +304,8 @@ def test_toml_generation(tmp_path):
         ('train = 3\nprompt = "x"', "train is 3, expected str"),
         ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nmetric = "f_1"', "unknown metric 'f_1'; did you mean 'f1'"),
         ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nmetric = "accuracy"', "metric accuracy is for options"),
-        ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nobjective = "options"', "objective options needs options"),
-        ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nobjective = "reward"', "unknown objective 'reward'"),
+        ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nover = "options"', 'over = "options" needs options'),
+        ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nover = "reward"', "unknown value of over: 'reward'"),
         ('train = "t.csv"\nprompt = "x"\nanswer = "y"\nlabels = ["a"]', "labels is for options"),
         ('train = "t.csv"\nprompt = "{te"\nanswer = "y"', "has a lone '{'"),
         ('train = "t.csv"\nprompt = "x"\nanswer = "y}"', "has a lone '}'"),
@@ -341,7 +341,7 @@ def test_columns_of_any_name(tmp_path):
 def test_json_that_is_not_one_object_a_line(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('[{"prompt": "a", "completion": "b"},\n{"prompt": "a", "completion": "b"}]')
-    with pytest.raises(ZeroBlockError, match=r"a\.json:1: begins a JSON array; write one object a line"):
+    with pytest.raises(ZeroBlockError, match=r"a\.json:1: begins a JSON array; write one object per line"):
         get(str(path))
     path.write_text("[" * 100_000)
     with pytest.raises(ZeroBlockError, match=r"a\.json:1: nested too deeply"):
@@ -359,3 +359,27 @@ def test_template_column_that_is_not_there(tmp_path):
     (tmp_path / "mood.csv").write_text("text,mood\nfine,pos\n")
     with pytest.raises(ZeroBlockError, match=r"mood\.csv:2: no column 'txt'; the row has: text, mood"):
         get(str(tmp_path / "mood.toml")).load()
+
+
+def test_a_label_of_too_many_digits_is_one_line(tmp_path):
+    (tmp_path / "t.csv").write_text("text,label\na,0\nb," + "9" * 5000 + "\n")
+    (tmp_path / "t.toml").write_text('train = "t.csv"\nprompt = "{text}"\noptions = [" x", " y"]\nlabel = "label"\n')
+    with pytest.raises(ZeroBlockError, match=r"t\.csv:3: unknown label '999"):
+        get(str(tmp_path / "t.toml")).load()
+
+
+def test_toml_that_python_cannot_hold(tmp_path):
+    (tmp_path / "t.toml").write_text("max_new_tokens = " + "9" * 5000)
+    with pytest.raises(ZeroBlockError, match=r"t\.toml: invalid TOML"):
+        get(str(tmp_path / "t.toml"))
+
+
+def test_the_old_name_of_over_is_accepted(tmp_path):
+    (tmp_path / "t.csv").write_text("text,label\na,0\nb,1\n")
+    text = 'train = "t.csv"\nprompt = "{text}"\noptions = [" x", " y"]\nlabel = "label"\n'
+    (tmp_path / "t.toml").write_text(text + 'objective = "answer"\n')
+    with pytest.warns(ZeroBlockWarning, match="is now called over"):
+        assert get(str(tmp_path / "t.toml")).over == "answer"
+    (tmp_path / "t.toml").write_text(text + 'objective = "answer"\nover = "answer"\n')
+    with pytest.raises(ZeroBlockError, match="unknown key 'objective'"):
+        get(str(tmp_path / "t.toml"))

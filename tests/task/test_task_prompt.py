@@ -8,7 +8,7 @@ import pytest
 from task_rows import CASES, FIRST, GOLDEN
 
 from zeroblock.errors import ZeroBlockError
-from zeroblock.task import TASKS, Example, Row
+from zeroblock.task import TASKS, DataRow, Example
 from zeroblock.task.example import DataError, join
 
 
@@ -18,7 +18,7 @@ def test_every_task_has_a_golden_example():
 
 @pytest.mark.parametrize(("name", "row", "example"), CASES)
 def test_golden(name, row, example):
-    assert TASKS[name].example(Row(row)) == example
+    assert TASKS[name].example(DataRow(row)) == example
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_golden(name, row, example):
 )
 def test_what_a_task_is(name, kind, objective, metric, source):
     task = TASKS[name]
-    assert (task.kind, task.objective, task.metric.name, str(task.source)) == (kind, objective, metric, source)
+    assert (task.kind, task.over, task.metric.name, str(task.source)) == (kind, objective, metric, source)
     assert (task.stop, task.max_new_tokens) == ("\n", 50)
     assert task.sizes.dev == (100 if name in ("cb", "copa") else 500)
 
@@ -56,9 +56,9 @@ def test_fields_are_those_that_are_read(name, row, example):
             inner = inner[part]
         del inner[last]
         with pytest.raises(ZeroBlockError, match=rf"file:7: no column '{field}'"):
-            TASKS[name].example(Row(lacking, "file:7"))
+            TASKS[name].example(DataRow(lacking, "file:7"))
     kept = {field.split(".")[0] for field in TASKS[name].fields}
-    assert TASKS[name].example(Row({key: row[key] for key in kept})) == example
+    assert TASKS[name].example(DataRow({key: row[key] for key in kept})) == example
 
 
 def test_target_is_the_first_right_option():

@@ -150,9 +150,8 @@ def encode(
     """
     encoder = task.encoder(tokenizer, max_length)
     examples = task.load(data, seed=seed).train[:limit]
-    if task.objective == "options":
-        return Pool(tuple(map(encoder.example, examples)), tuple(e.right[0] for e in examples), "options")
-    return Pool(tuple(map(encoder.target, examples)), (0,) * len(examples), "answer")
+    pairs = [task.training_pair(encoder, example) for example in examples]
+    return Pool(tuple(one for one, _ in pairs), tuple(label for _, label in pairs), task.over)
 
 
 def write(path: Path, pool: Pool) -> None:

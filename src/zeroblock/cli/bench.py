@@ -202,7 +202,7 @@ def _pool(name: str, model: str, data: Path | None, encoded: Path | None, tokeni
     if encoded is not None:
         if data is not None or tokenizer is not None:
             raise ZeroBlockError("--encoded takes the place of --data and --tokenizer: give one or the other")
-        return batch.read(encoded / f"{name}.jsonl" if encoded.is_dir() else encoded, get(name).objective)
+        return batch.read(encoded / f"{name}.jsonl" if encoded.is_dir() else encoded, get(name).over)
     reader = models.tokenizer(tokenizer or (STAND_IN if model in models.OPT else model))
     return batch.encode(get(name, reader), data, reader, seed=seed, max_length=_positions(models.config(model)))
 

@@ -7,28 +7,28 @@ from typing import Annotated
 
 import typer
 
-from .train import Quiet, view
+from .train import Out, Quiet, view
 
 
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 400,
-    lr: Annotated[float, typer.Option(min=0.0, help="Learning rate, falling to zero.")] = 7e-4,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of data and noise.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; one under runs/ unless said.")] = None,
+    lr: Annotated[float, typer.Option(min=0.0, help="Learning rate; it falls to zero.")] = 7e-4,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the data and of the noise.")] = 0,
+    out: Out = None,
     quiet: Quiet = False,
 ) -> None:
-    """Fine-tune SmolLM2-135M on review sentences with MeZO-BCD: forward passes only, one block a step."""
+    """Fine-tune SmolLM2-135M on review sentences with MeZO-BCD: forward passes only, one block per step."""
     from ..train import Config, make
 
     config = Config(
-        model="smollm2", task="reviews", method="mezo_bcd", lr=lr, schedule="linear", steps=steps, batch_size=16,
+        model="smollm2", task="reviews", method="mezo_bcd", lr=lr, lr_schedule="linear", steps=steps, batch_size=16,
         train_tokens=16, dev=100, test=600, eval_every=steps, seed=seed, data_seed=seed,
     )  # fmt: skip
     folder = out or Path("runs") / f"demo-seed{seed}"
     finished = (folder / "summary.json").exists()
     result = make(config, folder, view(quiet, json=False))
     if result.summary is None:
-        typer.echo(f"stopped after step {result.steps}; zeroblock demo goes on from there", err=True)
+        typer.echo(f"stopped after step {result.steps}; the same command continues from there", err=True)
         raise SystemExit(result.code)
     before, after = result.summary["zero_shot"]["test"], result.summary["test"]["selected"]
     n, seconds = result.summary["test"]["n"], result.summary["seconds"]
@@ -37,8 +37,8 @@ def demo(
     )
     typer.echo(f" ({seconds:.0f} s, forward passes only)")
     if finished:
-        typer.echo(f"This run was there already; zeroblock demo --seed {seed + 1} makes another.")
-    typer.echo(f"The run is in {folder}: summary.md for people, journal.zbj rebuilds the weights at any step.")
+        typer.echo(f"This run had finished before; zeroblock demo --seed {seed + 1} makes another.")
+    typer.echo(f"The run is in {folder}: summary.md is its report, and journal.zbj rebuilds the weights at any step.")
     typer.echo(
         "Next: zeroblock train --model smollm2 --task reviews --lr 3e-4 --steps 2000, or --task your.jsonl "
         "with lines of prompt and completion"

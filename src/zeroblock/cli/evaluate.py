@@ -1,4 +1,4 @@
-"""``zeroblock eval``: a model as it is on a task, zero-shot or with demonstrations."""
+"""``zeroblock eval``: measure a model on a task, zero-shot or with demonstrations."""
 
 from __future__ import annotations
 
@@ -19,33 +19,36 @@ SETTINGS = (
 
 @settings(*SETTINGS)
 def evaluate(
-    limit: Annotated[int | None, typer.Option(min=1, help="Evaluate on this many examples at most.")] = None,
-    split: Annotated[str, typer.Option(help="dev or test, in the protocol's order.")] = "test",
+    limit: Annotated[int | None, typer.Option(min=1, help="Evaluate on at most this many examples.")] = None,
+    split: Annotated[str, typer.Option(help="The split to evaluate on: dev or test.", metavar="dev|test")] = "test",
     quiet: Quiet = False,
     json: Json = False,
     **given: Any,
 ) -> None:
-    """Evaluate a model on a task, without training."""
+    """Evaluate a model on a task, without training.
+
+    For example: `zeroblock eval --model smollm2 --task reviews --limit 200`
+    """
     from ..train import measure
 
     if split not in ("dev", "test"):
         raise unknown("split", split, ("dev", "test"))
     flags = {name: value for name, value in given.items() if value is not None}
     config = Config.of({"method": "icl" if flags.get("shots") else "zero-shot", "eval_limit": limit, **flags})
-    shown = view(quiet or json, json)
+    progress = view(quiet or json, json)
     try:
-        found = measure(config, split, shown)
+        result = measure(config, split, progress)
     finally:
-        shown.close()
+        progress.close()
     if json:
         line = {
-            "task": config.task, "metric": found.metric, "value": found.value, "n": found.n,
-            "seconds": round(found.seconds, 3),
+            "task": config.task, "metric": result.metric, "value": result.value, "n": result.n,
+            "seconds": round(result.seconds, 3),
         }  # fmt: skip
         typer.echo(jsonlib.dumps(line))
         return
-    exact = "" if found.exact_match is None else f", exact match {found.exact_match:.1%}"
+    exact = "" if result.exact_match is None else f", exact match {result.exact_match:.1%}"
     typer.echo(
-        f"{config.task} {split}: {found.metric} {found.value:.1%}{exact}, loss {found.loss:.4f} "
-        f"(n {found.n}, {found.seconds:.1f} s)"
+        f"{config.task} {split}: {result.metric} {result.value:.1%}{exact}, loss {result.loss:.4f} "
+        f"(n {result.n}, {result.seconds:.1f} s)"
     )

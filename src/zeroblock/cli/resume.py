@@ -1,4 +1,4 @@
-"""``zeroblock resume``: go on with a run that was stopped or killed."""
+"""``zeroblock resume``: continue a run that was stopped or killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .replay import Force
 from .train import Json, Quiet, report, settings, view
 
 
-@settings(*EXECUTION)
+@settings("trust_remote_code", *EXECUTION)
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run's folder.")],
     force: Force = False,
@@ -20,8 +20,11 @@ def resume(
     json: Json = False,
     **given: Any,
 ) -> None:
-    """Continue a run where it stopped, bit for bit, whatever stopped it."""
-    from ..train import resume as go_on
+    """Continue a run where it stopped, bit for bit, whatever stopped it.
+
+    The other settings are those the run began with: they are in config.toml of its folder.
+    """
+    from ..train import resume as resume_run
 
     changes = {name: value for name, value in given.items() if value is not None}
-    report(go_on(folder, view(quiet, json), force=force, **changes), json)
+    report(resume_run(folder, view(quiet, json), force=force, **changes), json)

@@ -1,4 +1,4 @@
-"""``zeroblock sweep``: many runs and one table from one file."""
+"""``zeroblock sweep``: many runs and one table, from one file."""
 
 from __future__ import annotations
 
@@ -11,48 +11,50 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ..train.outcome import Outcome, Outcomes
-    from ..train.sweep import Run, Sweep
+    from ..sweep.outcome import Outcome, Outcomes
+    from ..sweep.plan import Run, Sweep
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="The sweep file; see sweeps/ for those of the paper's tables.")],
+    file: Annotated[Path, typer.Argument(help="The sweep file, a TOML; sweeps/ has those of the paper's tables.")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for runs and tables; runs/NAME, after the file, unless said.")
+        Path | None,
+        typer.Option(help="Folder for runs and tables; by default runs/NAME, after the file.", metavar="DIR"),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Folder of local copies of the tasks; finished runs stay known if it moves.")
-    ] = None,
+    data: Annotated[str | None, typer.Option(help="Folder with local copies of the tasks.", metavar="DIR")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Wins over the file; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the file; may be repeated."),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and what is left of them.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at a time.")] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the runs that are still to make, and make none.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")] = False,
 ) -> None:
     """Make every run of a sweep file and write their table.
 
-    Finished runs are not made again, begun ones are resumed: stop it when you like, and give the
-    same command to go on. The table is written anew after every run.
+    Finished runs are not made again, and unfinished ones are resumed: stop the sweep at any time
+    and give the same command to continue. The table is updated after every run.
     """
-    from ..train import table
-    from ..train.grid import parse
-    from ..train.outcome import read
-    from ..train.sweep import Sweep
+    from ..sweep import table
+    from ..sweep.grid import parse
+    from ..sweep.outcome import read
+    from ..sweep.plan import Sweep
 
     overrides = parse(settings or []) | ({} if data is None else {"data": data})
-    found = Sweep.load(file, overrides)
-    folder = Path("runs") / found.name if out is None else out
+    plan = Sweep.load(file, overrides)
+    folder = Path("runs") / plan.name if out is None else out
     if dry_run:
-        _list(found, folder, json)
+        _list(plan, folder, json)
         return
     command = _command(file, out, data, settings)
     folder.mkdir(parents=True, exist_ok=True)
-    outcomes = read(found, folder / "runs")
-    table.write(found, folder, outcomes, {}, command)
+    outcomes = read(plan, folder / "runs")
+    table.write(plan, folder, outcomes, {}, command)
     if not json:
-        typer.echo(_state(found, outcomes))
-    failed = _make(found, folder, jobs, command, json)
+        typer.echo(_state(plan, outcomes))
+    failed = _make(plan, folder, jobs, command, json)
     if not json:
         typer.echo((folder / "table.md").read_text(encoding="utf-8"))
         typer.echo(f"tables and runs are in {folder}")
@@ -61,9 +63,9 @@ def sweep(
 
 
 def _make(sweep: Sweep, folder: Path, jobs: int, command: str, json: bool) -> dict[str, str]:
-    """Make the runs, with the tables kept up to date; why some failed, by name."""
-    from ..train import table
-    from ..train.worker import Crew
+    """Make the runs and keep the tables up to date; return the reasons of failed runs, by name."""
+    from ..sweep import table
+    from ..sweep.crew import Crew
 
     def tell(event: str, run: Run, outcome: Outcome | None, error: str) -> None:
         done = len(crew.outcomes)
@@ -82,13 +84,20 @@ def _make(sweep: Sweep, folder: Path, jobs: int, command: str, json: bool) -> di
                 f"{done} finished"
             )
 
+    code: int = 128 + signal.SIGINT
+
+    def terminate(number: int, frame: object) -> None:
+        nonlocal code
+        code = 128 + number
+        raise KeyboardInterrupt
+
     crew = Crew(sweep, folder, jobs, tell)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` and batch systems stop it cleanly
+    before = signal.signal(signal.SIGTERM, terminate)  # `timeout` and batch systems stop it cleanly
     try:
         crew.make()
     except KeyboardInterrupt:
-        typer.echo(f"stopped; {len(crew.outcomes)} runs are finished, the same command goes on", err=True)
-        raise SystemExit(130) from None
+        typer.echo(f"stopped; {len(crew.outcomes)} runs are finished, the same command continues", err=True)
+        raise SystemExit(code) from None
     finally:
         signal.signal(signal.SIGTERM, before)
     if json:
@@ -98,7 +107,7 @@ def _make(sweep: Sweep, folder: Path, jobs: int, command: str, json: bool) -> di
 
 
 def _list(sweep: Sweep, folder: Path, json: bool) -> None:
-    from ..train.outcome import due, read
+    from ..sweep.outcome import due, read
 
     outcomes = read(sweep, folder / "runs")
     left = due(sweep, outcomes)
@@ -113,10 +122,10 @@ def _list(sweep: Sweep, folder: Path, json: bool) -> None:
 
 
 def _state(sweep: Sweep, outcomes: Outcomes) -> str:
-    from ..train.outcome import due, waiting
+    from ..sweep.outcome import due, waiting
 
     others = waiting(sweep, outcomes)
-    later = f", and {others} of the other seeds once these have chosen" if others else ""
+    later = f", and {others} of the other seeds once these have voted" if others else ""
     done, left = len(outcomes), len(due(sweep, outcomes))
     return f"{len(sweep.rows)} rows, {len(sweep.tasks)} tasks: {done} runs finished, {left} due{later}"
 
@@ -124,10 +133,10 @@ def _state(sweep: Sweep, outcomes: Outcomes) -> str:
 def _object(run: Run, outcome: Outcome | None, error: str) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from ..train.table import settings
+    from ..sweep.table import settings
 
-    said = {"run": run.name, "task": run.config.task, "method": run.config.method, **settings(run)}
-    return said | ({"error": error} if outcome is None else asdict(outcome))
+    line = {"run": run.name, "task": run.config.task, "method": run.config.method, **settings(run)}
+    return line | ({"error": error} if outcome is None else asdict(outcome))
 
 
 def _command(file: Path, out: Path | None, data: str | None, settings: list[str] | None) -> str:

@@ -1,4 +1,4 @@
-"""``zeroblock tasks``: the list of tasks, and what their examples look like."""
+"""``zeroblock tasks``: list the tasks, and show their examples."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def tasks(
 ) -> None:
     """List the tasks, or show the examples of one.
 
-    A path is a task too.  A .jsonl or .csv (or a folder with train.jsonl and validation.jsonl) of
-    `prompt` and `completion`, joined as they are written, or of chat `messages`.  A .toml that names
-    columns, a template and options:
+    The path of your own data is a task too: a .jsonl or .csv file (or a folder with train.jsonl and
+    validation.jsonl) with the columns `prompt` and `completion`, joined as they are written, or with
+    chat `messages`; or a .toml file that names columns, a template and options:
 
         train = "train.csv"                # JSONL or CSV, beside this file
         validation = "test.csv"            # optional: else rows are held out
         prompt = "{text} It was"           # {text} is the column text
         options = [" terrible", " great"]  # or the name of a column of lists
-        label = "sentiment"                # the column that says which is right
+        label = "sentiment"                # the column with the right option
         labels = ["neg", "pos"]            # its values, unless 0, 1 or the options
 
     or, to generate, in place of options and label:
 
-        answer = " {reply}\\n"             # where reply is a list, all are right
-        max_new_tokens = 50               # generated at most
+        answer = " {reply}\\n"             # if reply is a list, all are right
+        max_new_tokens = 50               # the most that is generated
     """
     if context.invoked_subcommand is not None:
         return
@@ -61,8 +61,8 @@ def tasks(
         table.add_row(row["name"], row["kind"], row["metric"], row["source"], ", ".join(row["fields"]))
     console.print(table)
     console.print(
-        "zeroblock tasks show NAME prints examples. A path is a task too: a .jsonl or .csv of prompt and completion, "
-        "or of chat messages; a folder of them; a .toml that names columns, a template and options.",
+        "zeroblock tasks show NAME prints examples. The path of your own data is a task too: a .jsonl or .csv file of "
+        "prompt and completion, or of chat messages; a folder of them; or a .toml file (see zeroblock tasks --help).",
         markup=False,
         highlight=False,
     )
@@ -70,27 +70,29 @@ def tasks(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A task, or the path of one's own data.")],
+    name: Annotated[str, typer.Argument(help="A task, or the path of your own data.")],
     data: Annotated[
-        Path | None, typer.Option(help="A folder with NAME/train.jsonl and NAME/validation.jsonl, or with these two.")
+        Path | None,
+        typer.Option(help="Folder with NAME/train.jsonl and NAME/validation.jsonl, or with these two files."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many examples.")] = 3,
+    limit: Annotated[int, typer.Option(min=1, help="Number of examples.")] = 3,
     split: Annotated[
-        str | None, typer.Option(help="train, dev or test, in the protocol's order; else train.jsonl as it lies.")
+        str | None,
+        typer.Option(help="train, dev or test, as a run splits them; by default the first rows of train.jsonl."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The data seed of --split.")] = 0,
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            "--tokenizer", "--model", help="A model's folder, GGUF file or hub id, to count tokens; else smollm2."
+            "--tokenizer", "--model", help="Count tokens as this model does: a folder, GGUF file or hub id. [smollm2]"
         ),
     ] = None,
-    max_length: Annotated[int, typer.Option(min=2, help="Longer contexts are cut on the left.")] = 2048,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    max_length: Annotated[int, typer.Option(min=2, help="Cut longer contexts on the left.")] = 2048,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")] = False,
 ) -> None:
-    """Print examples as the model will read them, with their options and numbers of tokens.
+    """Print examples as the model will read them, with their options and token counts.
 
-    JSON has the numbers where a tokenizer is named.
+    JSON has the counts only if you name a tokenizer.
     """
     from ..model import tokenizer as read_tokenizer
     from ..task import get
@@ -128,7 +130,7 @@ def show(
 
 @functools.cache
 def _default_tokenizer() -> Any:
-    """That of the embedded model, where it is installed."""
+    """The tokenizer of the default model, if it is installed."""
     from ..errors import ZeroBlockError
     from ..model import tokenizer
 
@@ -143,7 +145,8 @@ def _described(task: Task) -> dict[str, Any]:
         "name": task.name,
         "summary": task.summary,
         "kind": task.kind,
-        "objective": task.objective,
+        "over": task.over,
+        "objective": task.over,  # its name until 0.1
         "metric": task.metric.name,
         "source": str(task.source),
         "fields": list(task.fields),
@@ -157,17 +160,17 @@ def _examples(
         splits = task.load(data, seed=seed)
         return getattr(splits, split)[:limit], splits.note
     rows = task.rows("train", data)
-    # The whole of a file, not the first few rows: a look at the data is when one wants to hear of a bad one.
+    # All rows of a file are checked, not only those shown: whoever looks at the data wants to hear of a bad row.
     checked = rows if isinstance(rows, list) else rows[:limit]
     return tuple(task.example(row) for row in checked)[:limit], ""
 
 
 def _object(task: Task, example: Example, ids: Encoded | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"context": example.context, "options": list(example.options)}
-    found |= {"answers": list(example.answers)} if task.metric.generates else {"label": example.label}
+    line: dict[str, Any] = {"context": example.context, "options": list(example.options)}
+    line |= {"answers": list(example.answers)} if task.metric.generates else {"label": example.label}
     if ids is not None:
-        found["tokens"] = {"context": len(ids.context), "options": list(map(len, ids.options)), "cut": ids.cut}
-    return found
+        line["tokens"] = {"context": len(ids.context), "options": list(map(len, ids.options)), "cut": ids.cut}
+    return line
 
 
 def _print(console: Any, task: Task, example: Example, ids: Encoded | None, title: str) -> None:

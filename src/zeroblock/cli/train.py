@@ -1,4 +1,4 @@
-"""``zeroblock train``: one run, from flags or from a file with flags on top."""
+"""``zeroblock train``: one run, from flags, or from a file and flags that override it."""
 
 from __future__ import annotations
 
@@ -13,38 +13,48 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ZeroBlockError
-from ..train.config import KINDS, Config, read
+from ..train.config import KINDS, Config, choices, distrust, read, renamed
 
 if TYPE_CHECKING:
     from ..train import Result
 
-PANELS = {"model": "Model", "task": "Data", "method": "Method", "eval_every": "Evaluation", "engine": "Execution"}
+PANELS = {
+    "model": "Model",
+    "task": "Data",
+    "method": "Training",
+    "partition": "Parts of the method (each method has its own defaults)",
+    "eval_every": "Evaluation",
+    "engine": "Execution",
+}
 """Panels of the help, by the first setting in each."""
+MAX_METAVAR = 22
+"""Longer lists of choices would leave the help text no space."""
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSON object a line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON, one object per line.")]
+Out = Annotated[Path | None, typer.Option(help="The run's folder; by default a new one under runs/.", metavar="DIR")]
 
 
 def settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the settings of a run as options; it takes them as ``**given``, None where not given.
+    """Give a command the settings of a run as options, which it takes as ``**given``: None if not given.
 
     Args:
-        names: which of them; all unless said.
+        names: of the settings; all of them by default.
     """
 
-    def dress(command: Callable[..., None]) -> Callable[..., None]:
-        written = inspect.signature(command, eval_str=True)
-        own = [p for p in written.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    def add_options(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         parameters = [*own, *_parameters(names or tuple(KINDS), {p.name for p in own})]
-        command.__signature__ = written.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         return command
 
-    return dress
+    return add_options
 
 
 def _parameters(names: Collection[str], taken: Collection[str]) -> list[inspect.Parameter]:
-    found, panel = [], ""
+    parameters, panel = [], ""
     for item in dataclasses.fields(Config):
         panel = PANELS.get(item.name, panel)
         if item.name not in names or item.name in taken:
@@ -52,35 +62,55 @@ def _parameters(names: Collection[str], taken: Collection[str]) -> list[inspect.
         kinds = [k for k in (KINDS[item.name], *typing.get_args(KINDS[item.name])) if k in (int, float, bool)]
         kind = kinds[0] if kinds else str
         flag = f"--{item.name.replace('_', '-')}"
-        default = item.default if item.default not in (None, False, dataclasses.MISSING) else ""
+        listed = "|".join(choices(KINDS[item.name]))
         option = typer.Option(
             f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
-            help=f"{item.metadata['help']}{f' [{default}]' if default != '' else ''}",
+            help=f"{item.metadata['help']}{_default(item.default)}",
+            metavar=listed if 0 < len(listed) <= MAX_METAVAR else None,
             show_default=False,
             rich_help_panel=panel,
         )
-        annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
-        found.append(inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
-    return found
+        parameters.append(_parameter(item.name, kind, option))
+        if item.name == "schedule":  # the name it had until 0.1
+            parameters.append(_parameter("order", str, typer.Option("--order", hidden=True)))
+    return parameters
+
+
+def _default(value: Any) -> str:
+    """A default as the help shows it; flags that are off and settings left open show none."""
+    if value is None or value is False or value is dataclasses.MISSING:
+        return ""
+    return " [on]" if value is True else f" [{value}]"
+
+
+def _parameter(name: str, kind: type, option: Any) -> inspect.Parameter:
+    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 @settings()
 def train(
-    config: Annotated[Path | None, typer.Option(help="TOML of settings; flags win over it.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; one under runs/ unless said.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file of settings, named as the flags; flags override it.", metavar="FILE")
+    ] = None,
+    out: Out = None,
     quiet: Quiet = False,
     json: Json = False,
     **given: Any,
 ) -> None:
     """Fine-tune a model on a task, with forward passes only.
 
-    Writes its folder as it goes: configuration, journal, evaluations, summary, figures. Ctrl-C
-    stops it after the step; `zeroblock resume` continues it bit for bit.
+    For example: `zeroblock train --model smollm2 --task reviews --lr 3e-4 --steps 2000`
+
+    The run's folder gets the configuration, a journal of every step, the evaluations, and at the
+    end a summary with figures. Ctrl-C stops the run after the current step; `zeroblock resume DIR`
+    continues it, bit for bit.
     """
     from ..train import run
 
-    flags = {name: value for name, value in given.items() if value is not None}
-    written = read(config) if config else {}
+    flags = renamed({name: value for name, value in given.items() if value is not None})
+    trusted = bool(flags.get("trust_remote_code"))
+    written = renamed(distrust(read(config), config, trusted)) if config else {}
     try:
         settings = Config.of({**written, **flags})
     except ZeroBlockError as error:
@@ -91,38 +121,40 @@ def train(
 
 
 def default_out(config: Config) -> Path:
-    """A folder that says what is in it."""
+    """Name a folder after the run in it."""
     rate = "" if config.lr is None else f"-lr{config.lr:g}"
     return Path("runs") / f"{Path(config.task).stem}-{config.method}{rate}-seed{config.seed}"
 
 
 def view(quiet: bool, json: bool) -> Any:
-    """The view that fits where the output goes."""
-    from ..train import view as views
+    """Choose the view that suits the output: a terminal, a pipe, or nothing."""
+    from ..report import view as views
 
     return views.view(quiet, json)
 
 
 def report(result: Result, json: bool) -> None:
-    """Print how a run ended, and leave with the status that says so."""
+    """Print how a run ended, and exit with the status to match."""
     from ..train.folder import Folder
 
     summary = result.summary
     if summary is None:
-        how = "" if result.code == 0 else f": {result.reason}"
-        begun = Folder(result.folder).journal.exists()
-        onward = f"continue with: zeroblock resume {result.folder}" if begun else "without a journal it is not resumed"
-        typer.echo(f"stopped after step {result.steps}{how}; {onward}", err=True)
+        resumable = Folder(result.folder).journal.exists()
+        advice = (
+            f"continue with: zeroblock resume {result.folder}"
+            if resumable
+            else "without a journal it cannot be resumed"
+        )
+        typer.echo(f"stopped after step {result.steps}: {result.reason}; {advice}", err=True)
         raise SystemExit(result.code)
     if json:
         for line in json_lines(result):
             typer.echo(jsonlib.dumps(line))
         return
     dev, test, metric = summary["dev"], summary["test"], summary["metric"]
-    at = f"step {summary['selected_step']}"
     typer.echo(f"{Path(summary['task']).stem}, {summary['method']}: {result.steps} steps, {summary['seconds']:.0f} s")
     if result.steps:
-        chosen = f"at {at}, selected by {summary['selected_by']} (n {dev['n']}){_exact(dev)}"
+        chosen = f"at step {summary['selected_step']}, selected by {summary['selected_by']} (n {dev['n']}){_exact(dev)}"
         typer.echo(f"  dev  {metric} {dev['value']:.1%} {chosen}")
         typer.echo(f"  test {metric} {test['selected']:.1%} at that step (n {test['n']}){_exact(test)}")
         typer.echo(
@@ -135,13 +167,13 @@ def report(result: Result, json: bool) -> None:
     typer.echo(f"  {result.folder / 'summary.md'}")
 
 
-def _exact(found: dict[str, Any]) -> str:
-    """Exact match beside the metric of a generated answer."""
-    return f", exact match {found['exact_match']:.1%}" if "exact_match" in found else ""
+def _exact(numbers: dict[str, Any]) -> str:
+    """Exact match, beside the metric of a generated answer."""
+    return f", exact match {numbers['exact_match']:.1%}" if "exact_match" in numbers else ""
 
 
 def json_lines(result: Result) -> list[dict[str, Any]]:
-    """The results on dev and test, dev-selected; ``best`` is the best test value of all evaluations."""
+    """The dev-selected results on dev and test; ``best`` is the best test value of all evaluations."""
     summary = result.summary or {}
     common = {"steps": result.steps, "seconds": summary["seconds"], "out": str(result.folder)}
     dev, test = summary["dev"], summary["test"]

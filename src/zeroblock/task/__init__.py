@@ -1,7 +1,7 @@
-"""Tasks: what a model is fine-tuned and measured on.
+"""Tasks: the data that a model is fine-tuned and measured on.
 
-One noun, :class:`Task`: examples, prompt, options, metric.  The eleven of the paper
-read from the hub or from a local folder of JSONL; ``reviews`` needs no hub; and the
+A :class:`Task` has examples, a prompt, options and a metric.  The eleven tasks of the paper
+are read from the hub or from a local folder of JSONL; ``reviews`` needs no hub; and the
 user's own data are a task too (see :mod:`zeroblock.task.own`).
 
 >>> sorted(TASKS)
@@ -14,18 +14,19 @@ user's own data are a task too (see :mod:`zeroblock.task.own`).
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
-from ..errors import unknown
+from ..errors import ZeroBlockWarning, unknown
 from .copa import COPA
+from .data_row import DataRow
 from .encoding import Encoded, Encoder, Tokenizer
 from .example import DataError, Example
 from .metric import METRICS, Metric, accuracy, exact_match, f1
 from .own import is_path, open_task
 from .question import BOOLQ, CB, MULTIRC, RTE, WIC, WSC
 from .reading import DROP, SQUAD
-from .record import RECORD
-from .row import Row
+from .record_task import RECORD
 from .sentiment import REVIEWS, SST2
 from .split import Sizes, Split
 from .task import Splits, Task
@@ -34,11 +35,11 @@ __all__ = [
     "METRICS",
     "TASKS",
     "DataError",
+    "DataRow",
     "Encoded",
     "Encoder",
     "Example",
     "Metric",
-    "Row",
     "Sizes",
     "Split",
     "Splits",
@@ -57,14 +58,23 @@ TASKS: dict[str, Task] = {
 
 
 def get(name: str, tokenizer: Any = None) -> Task:
-    """A task by its name, or by the path of one's own data.
+    """Get a task by its name, or by the path of the user's own data.
 
     Args:
         name: one of :data:`TASKS`, or a path (see :mod:`zeroblock.task.own`).
-        tokenizer: writes chats by its template; only chats of one's own need it.
+        tokenizer: its template writes chats; only a user's own chats need it.
     """
     if name in TASKS:
         return TASKS[name]
     if is_path(name):
         return open_task(name, tokenizer)
     raise unknown("task", name, TASKS)
+
+
+def __getattr__(name: str) -> Any:
+    """Accept the name that ``DataRow`` had until 0.1."""
+    if name != "Row":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    message = "zeroblock.task.Row is now called DataRow; the old name works until 0.3"
+    warnings.warn(message, ZeroBlockWarning, stacklevel=2)
+    return DataRow

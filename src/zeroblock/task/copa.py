@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .data_row import DataRow
 from .example import DataError, Example, join
-from .row import Row
 from .source import Hub
 from .split import Sizes
 from .task import Task
@@ -11,7 +11,7 @@ from .task import Task
 CONJUNCTION = {"effect": " so ", "cause": " because "}
 
 
-def _render(row: Row) -> Example:
+def _render(row: DataRow) -> Example:
     question = row.text("question")
     if question not in CONJUNCTION:
         raise DataError(f"unknown question {question!r}; expected 'cause' or 'effect'")
@@ -23,7 +23,7 @@ def _render(row: Row) -> Example:
 
 
 def _continued(choice: str) -> str:
-    """A sentence as it reads in the middle of another: its first word in lower case, unless "I"."""
+    """Write a sentence as the continuation of another: its first word in lower case, unless it is "I"."""
     first, *rest = choice.split(" ")
     return " ".join([first if first == "I" else first.lower(), *rest])
 
@@ -34,6 +34,6 @@ COPA = Task(
     ("premise", "choice1", "choice2", "question", "label"),
     _render,
     Hub("copa", "super_glue", "copa"),
-    objective="answer",
+    over="answer",
     sizes=Sizes(dev=100),
 )

@@ -1,9 +1,8 @@
 """The example: a context, the options that may follow it, and which of them are right.
 
-Classification, multiple choice and generation are all this one object.  They differ
-in what they fill in: a classification has the same options in every example, a
-multiple choice its own, a generation one option (the answer it is trained on) and
-the gold ``answers`` that a generated text is compared with.
+This one object serves classification, multiple choice and generation.  A classification has
+the same options in every example, and a multiple choice has different ones.  A generation has
+one option, the answer to train on, and the gold ``answers`` to compare a generated text with.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from ..errors import ZeroBlockError
 
 
 class DataError(ZeroBlockError):
-    """What is wrong with a row; whoever knows the row's place adds file and line."""
+    """An error in a row; the caller that knows the row adds file and line."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +23,13 @@ class Example:
 
     Args:
         context: the prompt, up to and without the option.
-        options: what may follow the context, each with its own leading space or none;
+        options: the texts that may follow the context, with their leading spaces;
             ``context + option`` is the text the model reads.
-        label: index of the right option; a tuple of indices where several are right.
+        label: index of the right option; a tuple of indices if several are right.
         answers: gold answers of a generated text; empty unless the task generates.
         calibration: the context of surface-form calibration (SFC), to which the same
-            options are appended; None where the task has none.
-        where: the row it was read from, ``file:line``; errors begin with it.
+            options are appended; None if the task has none.
+        where: the row it was read from, ``file:line``; error messages begin with it.
 
     >>> Example("dull plot. It was", (" terrible", " great"), 0).target
     ' terrible'
@@ -67,10 +66,10 @@ class Example:
 
 
 def join(prompt: str, options: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """Context and options of a prompt: spaces, and never newlines, are stripped at the ends.
+    """Make the context and options of a prompt: spaces, but not newlines, are stripped at the ends.
 
-    The spaces a prompt ends with go over to its options, so that the concatenation is
-    what was written and a byte-level tokenizer sees the word with its leading space.
+    The spaces at the end of a prompt move to its options.  So the concatenation stays the
+    same, and a byte-level tokenizer sees the word with its leading space.
 
     >>> join("It rained so ", ["the street was wet. "])
     ('It rained so', (' the street was wet.',))

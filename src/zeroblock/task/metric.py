@@ -1,4 +1,4 @@
-"""Metrics: how good one prediction is, from 0 to 1; a task's value is the mean over its examples."""
+"""Metrics score one prediction, from 0 to 1; the value of a task is the mean over its examples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def accuracy(prediction: int, example: Example) -> float:
-    """1 when the predicted option is right: the label, or one of several.
+    """Return 1 if the predicted option is right: the label, or one of several.
 
     Args:
         prediction: index of the option.
@@ -25,7 +25,7 @@ def accuracy(prediction: int, example: Example) -> float:
 
 
 def normalize(text: str) -> str:
-    """SQuAD's normal form: lower case, no punctuation, no articles, single spaces.
+    """Bring a text to SQuAD's normal form: lower case, no punctuation, no articles, single spaces.
 
     >>> normalize("The  Eiffel Tower!")
     'eiffel tower'
@@ -34,10 +34,10 @@ def normalize(text: str) -> str:
 
 
 def f1(prediction: str, example: Example) -> float:
-    """Token F1 of two normalized texts, the best over the gold answers.
+    """Compute the token F1 of two normalized texts, the best over the gold answers.
 
-    Where normalization leaves nothing of either (a gold answer "A"), they agree when
-    both are empty, as SQuAD's second evaluation script has it.
+    If normalization leaves nothing of one of them (a gold answer "A"), they agree if both are
+    empty, as in SQuAD's second evaluation script.
 
     Args:
         prediction: the generated text.
@@ -49,7 +49,7 @@ def f1(prediction: str, example: Example) -> float:
 
 
 def exact_match(prediction: str, example: Example) -> float:
-    """1 when the normalized text equals one of the normalized gold answers.
+    """Return 1 if the normalized text equals one of the normalized gold answers.
 
     Args:
         prediction: the generated text.
@@ -71,7 +71,7 @@ class Metric:
 
     Args:
         name: as it is printed.
-        score: a prediction and its example to a number from 0 to 1.
+        score: takes a prediction and its example, and gives a number from 0 to 1.
         generates: whether the prediction is a generated text rather than an option's index.
     """
 

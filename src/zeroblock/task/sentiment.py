@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from .data_row import DataRow
 from .example import Example
 from .reviews import Reviews
-from .row import Row
 from .source import Hub
 from .split import Sizes
 from .task import Task
 
 
-def render(row: Row) -> Example:
+def render(row: DataRow) -> Example:
     """``{sentence} It was`` → `` terrible`` / `` great``."""
-    # SST-2 ends every sentence with a space, which would double the template's.
+    # every sentence of SST-2 ends with a space, and the template has one too
     context = f"{row.text('sentence').strip(' ')} It was".strip(" ")
     return Example(context, (" terrible", " great"), row.label(2), calibration="It was")
 
@@ -22,7 +22,7 @@ FIELDS = ("sentence", "label")
 SST2 = Task("sst2", "Is a movie-review phrase negative or positive?", FIELDS, render, Hub("sst2", "glue", "sst2"))
 REVIEWS = Task(
     "reviews",
-    "The embedded default: whole movie-review sentences, rated by people",
+    "The default: whole movie-review sentences, rated by people; needs no hub",
     FIELDS,
     render,
     Reviews(),

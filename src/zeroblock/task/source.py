@@ -1,4 +1,4 @@
-"""Where rows come from: a local folder of JSONL, or the hub."""
+"""Sources of rows: a local folder of JSONL, or the hub."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..errors import ZeroBlockError
-from .row import Row, read_rows
+from .data_row import DataRow, read_rows
 
 Part = Literal["train", "validation"]
 
@@ -17,12 +17,12 @@ Part = Literal["train", "validation"]
 class Source(Protocol):
     """Gives the rows of one part of a dataset."""
 
-    def __call__(self, part: Part, data: Path | None) -> Sequence[Row] | None:
-        """The rows, or None where the dataset has no such part.
+    def __call__(self, part: Part, data: Path | None) -> Sequence[DataRow] | None:
+        """Read the rows; None if the dataset has no such part.
 
         Args:
             part: ``"train"`` or ``"validation"``.
-            data: the user's folder; None for the source's own place.
+            data: the user's folder; None for the source's own data.
         """
         ...
 
@@ -32,8 +32,8 @@ class Hub:
     """A dataset of the Hugging Face hub, or a local folder in the same layout.
 
     Args:
-        name: the task's name, which is the folder's.
-        path: the hub's dataset.
+        name: of the task, and of the local folder.
+        path: the dataset on the hub.
         config: its configuration.
     """
 
@@ -44,22 +44,22 @@ class Hub:
     def __str__(self) -> str:
         return f"{self.path}/{self.config}" if self.config else self.path
 
-    def __call__(self, part: Part, data: Path | None) -> Sequence[Row]:
+    def __call__(self, part: Part, data: Path | None) -> Sequence[DataRow]:
         return HubRows.load(self, part) if data is None else read_folder(self.name, part, data)
 
 
-def read_folder(name: str, part: Part, data: Path) -> list[Row]:
-    """The rows of ``DATA/name/part.jsonl``, or of ``DATA/part.jsonl`` where there is no such folder."""
-    places = (data / name / f"{part}.jsonl", data / f"{part}.jsonl")
-    for place in places:
-        if place.is_file():
-            return read_rows(place)
+def read_folder(name: str, part: Part, data: Path) -> list[DataRow]:
+    """Read the rows of ``DATA/name/part.jsonl``, or else of ``DATA/part.jsonl``."""
+    files = (data / name / f"{part}.jsonl", data / f"{part}.jsonl")
+    for file in files:
+        if file.is_file():
+            return read_rows(file)
     reason = "" if data.is_dir() else f" ({data} is not a folder)"
-    raise ZeroBlockError(f"no {part} data for {name}: looked for {places[0]} and {places[1]}{reason}")
+    raise ZeroBlockError(f"no {part} data for {name}: looked for {files[0]} and {files[1]}{reason}")
 
 
 def _get(datasets: Any, hub: Hub, part: Part) -> Any:
-    """One part of a dataset; of one that is a script, which ``datasets`` runs no more, the hub's own conversion."""
+    """Get one part of a dataset; of a script, which ``datasets`` no longer runs, get the hub's own conversion."""
     try:
         return datasets.load_dataset(hub.path, hub.config, split=part)
     except RuntimeError as error:
@@ -70,8 +70,8 @@ def _get(datasets: Any, hub: Hub, part: Part) -> Any:
 
 
 @dataclass(frozen=True)
-class HubRows(Sequence[Row]):
-    """Rows of the hub, read when asked for: some sets hold 100,000 and a run wants 1,500."""
+class HubRows(Sequence[DataRow]):
+    """Rows of the hub, read one by one: some datasets hold 100,000, and a run takes 1,500."""
 
     table: Any
     where: str
@@ -86,7 +86,7 @@ class HubRows(Sequence[Row]):
             raise ZeroBlockError(f"{hub.name} comes from the hub: pip install datasets, {hint}") from error
         try:
             table = _get(datasets, hub, part)
-        except Exception as error:  # the layers below raise their own kinds of everything: network, cache, parsing
+        except Exception as error:  # network, cache and parsing each raise exceptions of their own
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ZeroBlockError(f"cannot get {hub} from the hub ({reason}); try again, {hint}") from error
         return cls(table, f"{hub} {part}")
@@ -97,4 +97,4 @@ class HubRows(Sequence[Row]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return Row(self.table[int(index)], f"{self.where}[{index}]")
+        return DataRow(self.table[int(index)], f"{self.where}[{index}]")

@@ -1,4 +1,4 @@
-"""The split protocol: which rows are for training, for choosing and for testing."""
+"""The split protocol: which rows are for training, for development and for testing."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-FEWEST = 32  # two batches of 16: below this, a development set would eat the training set
+MIN_TRAIN = 32
+"""Two batches of 16. If development would leave fewer rows to train on, it gets a third of the rows."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many examples are wanted.
+    """How many examples to take.
 
     Args:
         train: training examples; None for all that dev (and test) leave.
@@ -26,14 +27,14 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Split:
-    """Row numbers, disjoint and never repeated.
+    """DataRow numbers, disjoint and never repeated.
 
     Args:
         train: rows of the train part to train on.
-        dev: rows of the train part to choose by.
-        test: rows of the validation part; of the train part where ``held_out`` is true.
+        dev: rows of the train part to choose the step and the hyperparameters.
+        test: rows of the validation part; of the train part if ``held_out`` is true.
         held_out: whether there was no validation part.
-        note: in which way this is less than was wanted; empty where it is not.
+        note: says if there are fewer rows than asked for; else empty.
     """
 
     train: tuple[int, ...]
@@ -51,43 +52,44 @@ class Split:
         same seed.  The generator is numpy's legacy one, whose stream is frozen and which
         MeZO draws from, so the same seed picks the same rows as there.
 
-        Where there are fewer rows, training gives way first, as in the protocol (WSC has
+        If there are too few rows, training gets fewer first, as in the protocol (WSC has
         554 rows, of which 500 are for dev).  If that left fewer than 32 rows to train on,
-        dev is a third of the rows instead.  With ``sizes.train=None`` dev is at most a
-        fifth.  Without a validation part, a fifth at most is held out for test first.
+        dev gets a third of the rows instead.  With ``sizes.train=None`` dev gets at most a
+        fifth.  Without a validation part, at most a fifth is held out for test first.
 
         Args:
             rows: rows of the train part.
             validation: rows of the validation part; None where there is none.
-            sizes: how many are wanted.
+            sizes: how many to take.
             seed: seed of the permutation, the data seed.
 
-        >>> found = Split.of(214, 208, Sizes(), seed=0)
-        >>> len(found.train), len(found.dev), len(found.test)
+        >>> split = Split.of(214, 208, Sizes(), seed=0)
+        >>> len(split.train), len(split.dev), len(split.test)
         (143, 71, 208)
         """
-        order = _permutation(rows, seed)
+        rest = _permutation(rows, seed)
         if validation is None:
             size = min(sizes.test, rows // 5)
-            order, test = order[: rows - size], order[rows - size :]
+            rest, test = rest[: rows - size], rest[rows - size :]
         else:
             test = _permutation(validation, seed)[: sizes.test]
         if sizes.train is None:
-            dev = min(sizes.dev, len(order) // 5)
+            dev = min(sizes.dev, len(rest) // 5)
         else:
-            order = order[: sizes.train + sizes.dev]
-            dev = sizes.dev if len(order) - sizes.dev >= min(FEWEST, sizes.train) else min(sizes.dev, len(order) // 3)
-        middle = len(order) - dev
-        found = cls(order[:middle], order[middle:], test, validation is None)
-        return replace(found, note=_note(found, sizes))
+            rest = rest[: sizes.train + sizes.dev]
+            dev = sizes.dev if len(rest) - sizes.dev >= min(MIN_TRAIN, sizes.train) else min(sizes.dev, len(rest) // 3)
+        middle = len(rest) - dev
+        split = cls(rest[:middle], rest[middle:], test, validation is None)
+        return replace(split, note=_note(split, sizes))
 
 
 def _permutation(rows: int, seed: int) -> tuple[int, ...]:
     return tuple(int(i) for i in np.random.RandomState(seed).permutation(rows))
 
 
-def _note(found: Split, sizes: Sizes) -> str:
-    wanted = (("train", sizes.train, found.train), ("dev", sizes.dev, found.dev), ("test", sizes.test, found.test))
+def _note(split: Split, sizes: Sizes) -> str:
+    wanted = (("train", sizes.train, split.train), ("dev", sizes.dev, split.dev), ("test", sizes.test, split.test))
     short = [f"{len(rows)} {name} (of {size})" for name, size, rows in wanted if size is not None and len(rows) < size]
-    held = ["test held out of train: there is no validation part"] if found.held_out else []
-    return "; ".join(([f"fewer rows than asked for: {', '.join(short)}"] if short else []) + held)
+    notes = [f"fewer rows than asked for: {', '.join(short)}"] if short else []
+    notes += ["test held out of train: there is no validation part"] if split.held_out else []
+    return "; ".join(notes)

@@ -1,4 +1,4 @@
-"""The task: where its rows come from, how a row reads as an example, how it trains and is measured."""
+"""The task: where its rows come from, how a row becomes an example, how it is trained on and measured."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ZeroBlockError
-from .encoding import Encoder, Tokenizer
+from .data_row import DataRow
+from .encoding import Encoded, Encoder, Tokenizer
 from .example import DataError, Example
 from .metric import ACCURACY, Metric
-from .row import Row
 from .source import HubRows, Part, Source
 from .split import Sizes, Split
 
@@ -24,24 +24,24 @@ class Task:
         name: as on the command line.
         summary: one line for the list of tasks.
         fields: the columns that a row must have.
-        render: a row to its example.
+        render: turns a row into an example.
         source: where the rows come from.
-        objective: how it trains. ``"options"``: cross-entropy over the options, the logit of
-            each the mean log-probability of its tokens. ``"answer"``: teacher-forced
-            cross-entropy on the tokens of the right option alone.
+        over: what the training loss is computed over. ``"options"``: cross-entropy over the options,
+            with the mean log-probability of an option's tokens as its logit. ``"answer"``:
+            teacher-forced cross-entropy on the tokens of the right option alone.
         metric: how a prediction is measured.
-        sizes: how many examples the protocol wants.
+        sizes: how many examples the protocol takes.
         stop: the text at which generation stops; None for the end-of-sequence token, which
             is then appended to every option.
-        max_new_tokens: how much is generated at most.
+        max_new_tokens: the most tokens that are generated.
     """
 
     name: str
     summary: str
     fields: tuple[str, ...]
-    render: Callable[[Row], Example]
+    render: Callable[[DataRow], Example]
     source: Source
-    objective: Literal["options", "answer"] = "options"
+    over: Literal["options", "answer"] = "options"
     metric: Metric = ACCURACY
     sizes: Sizes = field(default_factory=Sizes)
     stop: str | None = "\n"
@@ -49,25 +49,25 @@ class Task:
 
     @property
     def kind(self) -> str:
-        """``classification``, ``choice`` or ``generation``, in a word."""
+        """``classification``, ``choice`` or ``generation``."""
         if self.metric.generates:
             return "generation"
-        return "classification" if self.objective == "options" else "choice"
+        return "classification" if self.over == "options" else "choice"
 
-    def example(self, row: Row) -> Example:
-        """Render one row; what is wrong with it is reported with file and line."""
+    def example(self, row: DataRow) -> Example:
+        """Render one row; an error names its file and line."""
         try:
             return replace(self.render(row), where=row.where)
         except DataError as error:
             raise ZeroBlockError(f"{row.where}: {error}") from error
 
-    def rows(self, part: Part, data: str | Path | None = None) -> Sequence[Row]:
-        """The rows of one part, in the order of the file.
+    def rows(self, part: Part, data: str | Path | None = None) -> Sequence[DataRow]:
+        """Read the rows of one part, in the order of the file.
 
         Args:
             part: ``"train"`` or ``"validation"``.
             data: a folder that holds ``NAME/train.jsonl`` and ``NAME/validation.jsonl``, or these
-                two files themselves; None for the task's own place (the hub, for most).
+                two files themselves; None for the task's own source (mostly the hub).
         """
         rows = self.source(part, None if data is None else Path(data))
         if rows is None:
@@ -80,26 +80,37 @@ class Task:
         Args:
             data: see :meth:`rows`.
             seed: the data seed, of the permutation alone.
-            sizes: how many examples; the task's own unless given.
+            sizes: how many examples; by default the task's own numbers.
         """
         train = self.rows("train", data)
         validation = self.source("validation", None if data is None else Path(data))
-        found = Split.of(len(train), None if validation is None else len(validation), sizes or self.sizes, seed)
-        here = self._rendered(train)
-        there = here if validation is None else self._rendered(validation)
+        split = Split.of(len(train), None if validation is None else len(validation), sizes or self.sizes, seed)
+        trained = self._rendered(train)
+        tested = trained if validation is None else self._rendered(validation)
         return Splits(
-            tuple(map(here, found.train)), tuple(map(here, found.dev)), tuple(map(there, found.test)), found.note
+            tuple(map(trained, split.train)), tuple(map(trained, split.dev)), tuple(map(tested, split.test)), split.note
         )
 
-    def _rendered(self, rows: Sequence[Row]) -> Callable[[int], Example]:
+    def _rendered(self, rows: Sequence[DataRow]) -> Callable[[int], Example]:
         if isinstance(rows, HubRows):
             return lambda i: self.example(rows[i])
-        # Files are rendered whole, so that a bad row is found whatever the seed.
+        # Files are rendered whole, so that a bad row is reported whatever the seed.
         return [self.example(row) for row in rows].__getitem__
 
     def encoder(self, tokenizer: Tokenizer, max_length: int = 2048) -> Encoder:
-        """The encoder of this task's examples: see :class:`Encoder`."""
+        """Make the encoder of this task's examples; see :class:`Encoder`."""
         return Encoder.of(tokenizer, max_length, eos=self.stop is None)
+
+    def training_pair(self, encoder: Encoder, example: Example) -> tuple[Encoded, int]:
+        """Encode an example as the training loss reads it, with the index of its right option.
+
+        Args:
+            encoder: of this task.
+            example: with all its options if the loss is over the options, else cut down to the right one.
+        """
+        if self.over == "options":
+            return encoder.example(example), example.right[0]
+        return encoder.target(example), 0
 
 
 @dataclass(frozen=True)
@@ -108,9 +119,9 @@ class Splits:
 
     Args:
         train: to train on.
-        dev: to choose the step and the learning rate by.
+        dev: to choose the step and the learning rate.
         test: to report on.
-        note: in which way they are fewer than the protocol wants; empty where they are not.
+        note: says if they are fewer than the protocol takes; else empty.
     """
 
     train: tuple[Example, ...]

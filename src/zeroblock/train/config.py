@@ -1,4 +1,4 @@
-"""The configuration of a run: every value that decides what it does, as flat TOML."""
+"""The configuration of a run: every value that decides what the run does, as flat TOML."""
 
 from __future__ import annotations
 
@@ -8,88 +8,124 @@ import math
 import tomllib
 import types
 import typing
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import ZeroBlockError, unknown
-from .track import TRACKERS
+from ..errors import ZeroBlockError, ZeroBlockWarning, unknown
+from ..report.track import TRACKERS
 
 MEASURED = ("zero-shot", "icl")
-"""Methods without training."""
+"""Methods that measure a model and do not train it."""
 BACKPROPAGATION = "ft"
 EXECUTION = ("data", "device", "engine", "graphs", "max_tokens", "max_minutes", "snapshot_every", "fsync", "track")
-"""Settings that may differ when a run is resumed: they say where and how it runs, not what it is."""
+"""Settings that may differ when a run is resumed: they say where and how it runs, not what it computes."""
+LR_SCHEDULES = ("constant", "linear", "cosine")
 
 
 def _option(default: Any, help: str, least: float | None = None) -> Any:
-    """A field with what the command line says of it, and the least value it may have."""
+    """A field with its help text on the command line and the smallest value it accepts."""
     return field(default=default, metadata={"help": help, "least": least})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A run, checked when made.
+    """The settings of a run, checked when the object is made.
+
+    ``order`` is the name that ``schedule`` had before 0.2; it is still accepted, with a warning.
 
     >>> Config(model="smollm2", task="sst2", lr=3e-4).replace(seed=1).seed
     1
     """
 
-    model: str = _option(dataclasses.MISSING, "smollm2, a folder, a GGUF file, a hub id, or opt-125m|1.3b|13b.")
-    random_weights: bool = _option(False, "Build the model's shape with random weights, for speed work.")
-    trust_remote_code: bool = _option(False, "Run the code that comes with the model.")
-    dtype: str = _option("auto", "auto (fp32 on the CPU and for ft, else bf16 or fp16), fp32, bf16, fp16, fp64.")
-    device: str = _option("auto", "auto, cpu, cuda or cuda:N.")
+    model: str = _option(
+        dataclasses.MISSING,
+        "Required: smollm2, a model folder, a GGUF file, a hub id, or the shape opt-125m, opt-1.3b or opt-13b.",
+    )
+    random_weights: bool = _option(False, "Use random weights in the model's shape, to measure speed.")
+    trust_remote_code: bool = _option(False, "Run the Python code that comes with the model.")
+    dtype: str = _option("auto", "fp32, bf16, fp16 or fp64; auto is fp32 on the CPU and for ft, else bf16 or fp16.")
+    device: str = _option("auto", "cpu, cuda or cuda:N; auto is the GPU if there is one.")
 
-    task: str = _option(dataclasses.MISSING, "A task's name (see zeroblock tasks), or a path of one's own data.")
-    data: str | None = _option(None, "Folder that holds TASK/train.jsonl and TASK/validation.jsonl; else the hub.")
-    data_seed: int = _option(0, "Seed of the splits, of the order of batches and of demonstrations.", 0)
-    train: int | None = _option(None, "Training examples; the task's own number unless said.", 1)
-    dev: int | None = _option(None, "Development examples; the task's own number unless said.", 1)
-    test: int | None = _option(None, "Test examples; the task's own number unless said.", 1)
-    train_tokens: int | None = _option(None, "Leave out training examples of more tokens than this.", 2)
-    max_length: int = _option(2048, "Longer contexts are cut on the left; the model's own length if shorter.", 2)
+    task: str = _option(
+        dataclasses.MISSING, "Required: a task name (see zeroblock tasks) or the path of your own data."
+    )
+    data: str | None = _option(
+        None, "Folder with TASK/train.jsonl and TASK/validation.jsonl; without it the rows come from the hub."
+    )
+    data_seed: int = _option(0, "Seed of the splits, the batches and the demonstrations.", 0)
+    train: int | None = _option(None, "Number of training examples; each task has its own default.", 1)
+    dev: int | None = _option(None, "Number of development examples; each task has its own default.", 1)
+    test: int | None = _option(None, "Number of test examples; each task has its own default.", 1)
+    train_tokens: int | None = _option(None, "Leave out training examples with more tokens than this.", 2)
+    max_length: int = _option(2048, "Cut longer contexts on the left; never more than the model allows.", 2)
 
-    method: str = _option("mezo_bcd", "A method of zeroblock methods; ft, zero-shot or icl.")
-    shots: int = _option(0, "Demonstrations in the prompt, for icl.", 0)
-    calibrate: bool = _option(False, "Choose options by SFC: less their log-probability without the context.")
-    lr: float | None = _option(None, "Learning rate; every method that trains needs one.", 0.0)
-    eps: float = _option(1e-3, "Distance of the two points from the weights.")
+    method: str = _option("mezo_bcd", "A method of zeroblock methods, or ft (backpropagation), zero-shot, icl.")
+    lr: float | None = _option(
+        None,
+        "Learning rate, required for training. With mezo_bcd: 3e-4 for smollm2, 1e-5 for billions of weights.",
+        0.0,
+    )
     steps: int = _option(20_000, "Optimizer steps.", 1)
-    batch_size: int = _option(16, "Examples a batch.", 1)
-    accumulate: int = _option(1, "Batches a step.", 1)
-    seed: int = _option(0, "Seed of the noise and of the order of blocks.", 0)
-    weight_decay: float = _option(0.0, "Decoupled, on the matrices of the active block.", 0.0)
-    freeze: str | None = _option(None, "Parameters that stay as they are: names with commas, * for anything.")
-    partition: str | None = _option(None, "whole, layers, layers:K or linears.")
-    order: str | None = _option(None, "Of the blocks: random, flip-flop, ascending, descending, uniform, adaptive.")
-    interval: int | None = _option(None, "Steps for which a block and its basis are held.", 1)
-    fold: int | None = _option(None, "Steps of lozo held before they reach the weights; else as many as can be.", 1)
-    rank: int | None = _option(None, "Of the directions, for lozo and lozo_m.", 1)
-    keep: float | None = _option(None, "Share of the weights that sparse_mezo moves.")
-    probes: int = _option(1, "Directions a step.", 1)
-    clip: float | None = _option(None, "Take coefficients beyond this for this: a few times their usual size.")
-    as_published: bool = _option(False, "What the method's own code does, where it differs.")
-    rounding: Literal["stochastic", "nearest"] = _option("stochastic", "Of 16-bit weights: stochastic or nearest.")
-    schedule: Literal["constant", "linear", "cosine"] = _option("constant", "Of lr: constant, linear or cosine.")
-    warmup: int = _option(0, "Steps over which lr rises from zero.", 0)
+    batch_size: int = _option(16, "Examples per batch.", 1)
+    accumulate: int = _option(1, "Batches per step.", 1)
+    lr_schedule: Literal["constant", "linear", "cosine"] = _option(
+        "constant", "Keep the learning rate constant, or let it fall to zero."
+    )
+    warmup: int = _option(0, "Steps over which the learning rate rises from zero.", 0)
+    eps: float = _option(1e-3, "Perturbation size: the loss is measured at this distance on both sides.")
+    seed: int = _option(0, "Seed of the noise and of the block schedule.", 0)
+    weight_decay: float = _option(0.0, "Decoupled weight decay, on the matrices of the active block.", 0.0)
+    freeze: str | None = _option(
+        None, "Parameters that must not change: names with commas between, * matches anything."
+    )
     objective: Literal["loss", "accuracy", "f1", "exact_match"] = _option(
-        "loss", "loss, or the metric itself: accuracy, f1 or exact_match."
+        "loss", "What the steps improve: loss, or the task's metric itself (accuracy, f1 or exact_match)."
+    )
+    loss_over: Literal["tokens", "examples"] | None = _option(
+        None, "Average an answer's loss over all tokens of the batch, or first within each example. [tokens]"
     )
 
-    eval_every: int | None = _option(None, "Steps between evaluations; a fifth of the steps unless said.", 1)
+    partition: str | None = _option(None, "How the weights are cut into blocks: whole, layers, layers:K or linears.")
+    schedule: str | None = _option(
+        None, "Which block comes next: random, flip-flop, ascending, descending, uniform or adaptive."
+    )
+    interval: int | None = _option(None, "Steps for which a block and its basis are kept.", 1)
+    fold: int | None = _option(None, "lozo: steps collected before they are added to the weights. [as many as fit]", 1)
+    rank: int | None = _option(None, "lozo and lozo_m: rank of the directions.", 1)
+    keep: float | None = _option(None, "sparse_mezo: fraction of the weights that move.")
+    probes: int = _option(1, "Random directions per step.", 1)
+    clip: float | None = _option(None, "Clamp coefficients to ±clip; a few times their usual size works well.")
+    as_published: bool = _option(False, "Do as the method's published code does, where that differs.")
+    rounding: Literal["stochastic", "nearest"] | None = _option(
+        None, "Rounding of 16-bit weights. [stochastic; mezo as published: nearest]"
+    )
+
+    eval_every: int | None = _option(None, "Steps between evaluations. [a fifth of the steps]", 1)
     eval_start: bool = _option(True, "Evaluate before the first step too.")
-    eval_limit: int | None = _option(None, "Evaluate on this many dev and test examples at most.", 1)
+    eval_limit: int | None = _option(None, "Evaluate on at most this many dev and test examples.", 1)
+    shots: int = _option(0, "Demonstrations in the prompt, for icl.", 0)
+    calibrate: bool = _option(False, "Calibrate the options (SFC): subtract their log-probability without the context.")
 
-    engine: Literal["forked", "sequential"] = _option("forked", "forked (one pass for both losses) or sequential.")
-    graphs: Literal["auto", "on", "off"] = _option("auto", "CUDA graphs: auto, on or off.")
-    max_tokens: int | None = _option(None, "Tokens a row at most; lower it when memory runs out.", 2)
-    max_minutes: float | None = _option(None, "Stop after so many minutes, to be resumed.")
-    snapshot_every: int = _option(0, "Steps between snapshots of the weights, which shorten resuming; 0 for none.", 0)
-    fsync: float = _option(1.0, "Seconds between the journal's forced writes to disk; 0 for every step.", 0.0)
-    track: str | None = _option(None, "Report to tensorboard, wandb or trackio too; none stops that.")
+    engine: Literal["forked", "sequential"] = _option("forked", "Measure both losses in one forked pass, or in two.")
+    graphs: Literal["auto", "on", "off"] = _option("auto", "Use CUDA graphs.")
+    max_tokens: int | None = _option(None, "Most tokens in one packed row; lower it if memory runs out.", 2)
+    max_minutes: float | None = _option(None, "Stop after this many minutes; zeroblock resume continues.")
+    snapshot_every: int = _option(0, "Steps between snapshots of the weights, which make resuming faster; 0: none.", 0)
+    fsync: float = _option(1.0, "Seconds between forced writes of the journal to disk; 0: after every step.", 0.0)
+    track: str | None = _option(None, "Also report to tensorboard, wandb or trackio; none stops that on resume.")
+    order: InitVar[str | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, order: str | None) -> None:
+        named = {"schedule": self.schedule, "order": order}
+        if self.lr_schedule != "constant":
+            named["lr_schedule"] = self.lr_schedule
+        for name, value in renamed({k: v for k, v in named.items() if v is not None}).items():
+            object.__setattr__(self, name, value)
+        if self.schedule in LR_SCHEDULES:  # which has become lr_schedule
+            object.__setattr__(self, "schedule", None)
         for name, kind in KINDS.items():
             object.__setattr__(self, name, _checked(name, kind, getattr(self, name)))
         for item in dataclasses.fields(self):
@@ -104,19 +140,24 @@ class Config:
             if getattr(self, name) >= 1 << bits:
                 raise ZeroBlockError(f"{name} must be below 2**{bits}, got {getattr(self, name)}")
         self._check_method()
+        if self.rounding == "stochastic":  # the default, so that both spellings are one configuration
+            object.__setattr__(self, "rounding", None)
         if self.track is not None and self.track not in TRACKERS:
             raise unknown("tracker", self.track, TRACKERS)
         if self.warmup >= self.steps:
-            raise ZeroBlockError(f"a warm-up of {self.warmup} steps leaves nothing of {self.steps} steps")
+            raise ZeroBlockError(f"a warm-up of {self.warmup} steps leaves none of the {self.steps} steps")
 
     def _check_method(self) -> None:
         from ..method import METHODS
-        from .learner import check
+        from .compose import check
 
         if self.method not in (*METHODS, BACKPROPAGATION, *MEASURED):
             raise unknown("method", self.method, [*METHODS, BACKPROPAGATION, *MEASURED])
         if self.trains and self.lr is None:
-            raise ZeroBlockError(f"{self.method} needs a learning rate, which depends on model and method: give --lr")
+            raise ZeroBlockError(
+                f"{self.method} needs a learning rate: give --lr (its size depends on the model and the method; with "
+                "mezo_bcd try 3e-4 for smollm2, 1e-5 for models of billions of parameters)"
+            )
         if (self.method == "icl") != (self.shots > 0):
             raise ZeroBlockError(
                 "icl needs the number of demonstrations: give --shots (MeZO takes 32)"
@@ -124,36 +165,37 @@ class Config:
                 else f"shots are for the method icl, not for {self.method}"
             )
         if self.freeze is not None and not self.trains:
-            raise ZeroBlockError(f"{self.method} trains nothing, so there is nothing to freeze")
+            raise ZeroBlockError(f"{self.method} does not train, so there is nothing to freeze")
         if self.method == BACKPROPAGATION and self.objective != "loss":
             raise ZeroBlockError(f"ft follows a gradient, and {self.objective} has none: use objective loss")
         check(self)
 
     @property
     def trains(self) -> bool:
-        """Whether the method moves the weights."""
+        """Whether the method changes the weights."""
         return self.method not in MEASURED
 
     @property
     def every(self) -> int:
-        """Steps from one evaluation to the next; the last one comes at the end, whenever that is."""
+        """Steps from one evaluation to the next; the last evaluation follows the last step in any case."""
         return self.eval_every or max(1, self.steps // 5)
 
     @property
     def evaluations(self) -> tuple[int, ...]:
-        """The steps after which the run is evaluated, in order."""
+        """The steps after which the run is evaluated, in ascending order."""
         if not self.trains:
             return (0,)
         points = set(range(self.every, self.steps + 1, self.every)) | {self.steps}
         return tuple(sorted(points | {0} if self.eval_start else points))
 
     def replace(self, **changes: Any) -> Config:
-        """This configuration with some values changed, checked again."""
-        return Config.of({**dataclasses.asdict(self), **changes})
+        """Return this configuration with some values changed, checked again."""
+        return Config.of({**dataclasses.asdict(self), **renamed(changes)})
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Config:
-        """A configuration from names and values; an unknown name gets the nearest suggested."""
+    def of(cls, values: Mapping[str, Any]) -> Config:
+        """Make a configuration from names and values; an unknown name is refused with the nearest known one."""
+        values = renamed(values)
         for name in values:
             if name not in KINDS:
                 raise unknown("setting", name, KINDS)
@@ -163,37 +205,130 @@ class Config:
         return cls(**values)
 
     @classmethod
-    def load(cls, path: str | Path) -> Config:
-        """Read a TOML file of flat names and values."""
-        values = read(path)
-        try:
-            return cls.of(values)
-        except ZeroBlockError as error:
-            raise ZeroBlockError(f"{path}: {error}") from error
+    def load(cls, path: str | Path, *, trust_remote_code: bool = False) -> Config:
+        """Read a TOML file of flat names and values.
+
+        Args:
+            path: the file.
+            trust_remote_code: the setting of that name, which a file cannot decide: a file may come from anyone.
+        """
+        return _named(path, distrust(read(path), path, trust_remote_code))
 
     def dump(self) -> str:
-        """The configuration as TOML; what is None is left out."""
+        """Write the configuration as TOML, without the settings that are None."""
         values = ((name, getattr(self, name)) for name in KINDS)
         return "".join(f"{name} = {_toml(value)}\n" for name, value in values if value is not None)
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """The names and values of a TOML file, not yet checked."""
+    """Read the names and values of a TOML file, unchecked."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ZeroBlockError(f"cannot read {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, an endless number, nested without end
         raise ZeroBlockError(f"{path}: invalid TOML ({error})") from error
 
 
-KINDS: dict[str, Any] = typing.get_type_hints(Config)
+def recorded(path: str | Path, *, trust_remote_code: bool = False) -> Config:
+    """Read the configuration of a run folder, whichever version of zeroblock wrote it.
+
+    Args:
+        path: its ``config.toml``.
+        trust_remote_code: see :meth:`Config.load`.
+    """
+    values = renamed(distrust(read(path), path, trust_remote_code), warn=False)
+    if values.get("rounding") == "stochastic":  # 0.1 wrote its default, and as_published overruled it
+        del values["rounding"]
+    if not only_options(values.get("task")):
+        values.setdefault("loss_over", "examples")  # 0.1 knew no other way
+    return _named(path, values)
+
+
+def renamed(values: Mapping[str, Any], *, warn: bool = True) -> dict[str, Any]:
+    """Bring settings to their present names.
+
+    Until 0.1 ``order`` was the schedule of the blocks and ``schedule`` that of the learning rate.
+
+    Args:
+        values: settings by name; a value may be a list, as in a sweep.
+        warn: whether to name the new name in a warning.
+    """
+    current = dict(values)
+    for old, new in (("schedule", "lr_schedule"), ("order", "schedule")):
+        value = current.get(old)
+        if old not in current or (old == "schedule" and not is_lr_schedule(value)):
+            continue
+        if new in current:
+            raise ZeroBlockError(f"{old} = {value!r} is the old name of {new}, which is given too: leave {old} out")
+        current = {(new if name == old else name): value for name, value in current.items()}
+        if warn:
+            what = "the learning rate" if old == "schedule" else "the blocks"
+            flag = f"--{new}".replace("_", "-")
+            message = f"the schedule of {what} is called {new} ({flag}), no longer {old}; the old name works until 0.3"
+            warnings.warn(message, ZeroBlockWarning, stacklevel=2)
+    return current
+
+
+def only_options(task: Any) -> bool:
+    """Whether a task is one of zeroblock's that train on options, where ``loss_over`` has no meaning."""
+    from ..task import TASKS
+
+    return isinstance(task, str) and task in TASKS and TASKS[task].over == "options"
+
+
+def is_lr_schedule(value: Any) -> bool:
+    """Whether a value of ``schedule`` means the learning rate, as it did until 0.1."""
+    values = value if isinstance(value, list) else [value]
+    return bool(values) and all(isinstance(one, str) and one in LR_SCHEDULES for one in values)
+
+
+def distrust(
+    values: Mapping[str, Any], where: str | Path, trusted: bool, flag: str = "--trust-remote-code"
+) -> dict[str, Any]:
+    """Ignore what a file says of ``trust_remote_code``, and say so.
+
+    A configuration may come from anyone, and the setting runs a stranger's program, so only the
+    person at the keyboard decides.
+
+    Args:
+        values: settings by name.
+        where: the file they come from.
+        trusted: what the person decided.
+        flag: how to decide otherwise on the command line.
+    """
+    if values.get("trust_remote_code") and not trusted:
+        warnings.warn(
+            f"{where}: trust_remote_code = true is ignored in files; to run the code that comes with the model, add "
+            f"{flag} to this command",
+            ZeroBlockWarning,
+            stacklevel=2,
+        )
+    rest = {name: value for name, value in values.items() if name != "trust_remote_code"}
+    return rest | ({"trust_remote_code": True} if trusted else {})
+
+
+def _named(path: str | Path, values: Mapping[str, Any]) -> Config:
+    try:
+        return Config.of(values)
+    except ZeroBlockError as error:
+        raise ZeroBlockError(f"{path}: {error}") from error
+
+
+_HINTS = typing.get_type_hints(Config)
+KINDS: dict[str, Any] = {item.name: _HINTS[item.name] for item in dataclasses.fields(Config)}
 """The type of each setting."""
 
 
+def choices(kind: Any) -> tuple[str, ...]:
+    """The values that a setting of this type may take, where they are listed; else nothing."""
+    kinds = [kind, *typing.get_args(kind)]
+    return next((typing.get_args(k) for k in kinds if typing.get_origin(k) is Literal), ())
+
+
 def _checked(name: str, kind: Any, value: Any) -> Any:
-    """The value as its type, or an error that says what was expected."""
-    optional = isinstance(kind, types.UnionType)
+    """Return the value as its type, or raise an error that says what was expected."""
+    optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
     if optional:
         if value is None:
             return None

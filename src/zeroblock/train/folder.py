@@ -1,66 +1,38 @@
-"""The run folder: what a run leaves behind, written as it goes.
+"""The run folder: the files of a run, written as it goes.
 
-config.toml     the configuration, its first line the command that runs it
-journal.zbj     the journal, of zeroth-order methods
-metrics.jsonl   one evaluation a line
-steps.csv       one step a line
+config.toml     the configuration; its first line is the command that runs it again
+journal.zbj     the journal, for zeroth-order methods
+metrics.jsonl   one evaluation per line
+steps.csv       one step per line
 summary.json    the result, once the run has finished; summary.md and figures/ for people
-snapshot/       weights and optimizer state of some step, where asked for
+snapshot/       weights and optimizer state of some step, if asked for
+.lock           held by the process that writes
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import dataclasses
+import fcntl
 import io
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
+from .. import atomic
 from ..errors import ZeroBlockError
-from ..journal import Record
-from .config import Config
-from .evaluate import Evaluation
-
-
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """An evaluation in a run.
-
-    Args:
-        step: after how many steps.
-        split: ``dev`` or ``test``.
-        evaluation: what came out.
-        elapsed: seconds that the run had taken by then.
-    """
-
-    step: int
-    split: str
-    evaluation: Evaluation
-    elapsed: float
-
-    def line(self) -> dict[str, Any]:
-        """As in ``metrics.jsonl``."""
-        found = {"kind": "eval", "step": self.step, "split": self.split, **dataclasses.asdict(self.evaluation)}
-        found["elapsed"] = round(self.elapsed, 3)
-        found["seconds"] = round(self.evaluation.seconds, 3)
-        return {k: _plain(v) for k, v in found.items() if k != "exact_match" or v is not None}
-
-    @classmethod
-    def of(cls, line: dict[str, Any]) -> Measurement:
-        """From a line of ``metrics.jsonl``."""
-        values: dict[str, Any] = {field.name: line.get(field.name) for field in dataclasses.fields(Evaluation)}
-        values["loss"] = math.nan if values["loss"] is None else values["loss"]
-        return cls(line["step"], line["split"], Evaluation(**values), line["elapsed"])
+from ..evaluate.measurement import Measurement, plain, read_measurements
+from ..record import Record
+from ..report.summary import check_summary
+from .config import Config, recorded
 
 
 class Folder:
-    """A run folder.
+    """A run folder, as a context manager that gives its lock back.
 
     Args:
         path: where it is.
@@ -69,42 +41,58 @@ class Folder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.measurements: list[Measurement] = []
+        self._splits: dict[int, set[str]] = {}
+        self._lock: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing would not do while a forked child has the file open
+            os.close(self._lock)
+            self._lock = None
 
     @property
     def journal(self) -> Path:
-        """Where the journal is."""
+        """The path of the journal."""
         return self.path / "journal.zbj"
 
     @property
     def snapshot(self) -> Path:
-        """Where the snapshot is."""
+        """The path of the snapshot."""
         return self.path / "snapshot"
 
-    @property
-    def config(self) -> Config:
-        """The configuration of the run."""
+    def config(self, *, trust_remote_code: bool = False) -> Config:
+        """Read the configuration of the run.
+
+        Args:
+            trust_remote_code: whether the model's own code may run, which the folder cannot decide.
+        """
         file = self.path / "config.toml"
         if not file.is_file():
             raise ZeroBlockError(
                 f"{self.path} holds no run (no config.toml): zeroblock train --out {self.path} makes one"
             )
-        return Config.load(file)
+        return recorded(file, trust_remote_code=trust_remote_code)
 
     def summary(self) -> dict[str, Any] | None:
-        """The result, or None where the run has not finished."""
+        """Read the result; None if the run has not finished."""
+        file = self.path / "summary.json"
         try:
-            found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+            return check_summary(json.loads(file.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ZeroBlockError(
-                f"{self.path / 'summary.json'} is damaged ({error}): remove it, then zeroblock resume {self.path}"
+                f"{file} is damaged ({error}): remove it, then zeroblock resume {self.path}"
             ) from error
-        return found
 
     @property
     def begun(self) -> bool:
-        """Whether there is a run."""
+        """Whether the folder holds a run."""
         return (self.path / "config.toml").exists() or self.journal.exists()
 
     def refuse(self) -> None:
@@ -114,101 +102,129 @@ class Folder:
                 f"{self.path} holds a run already: zeroblock resume {self.path}, or give another --out"
             )
 
+    def lock(self) -> None:
+        """Make this process the only one that writes here, until the end of the context; refused if another does."""
+        if self._lock is not None:
+            return
+        with self.writing():
+            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            with self.writing():
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(handle, 0)
+                os.write(handle, str(os.getpid()).encode())
+                atomic.remove_drafts(self.path)
+        except ZeroBlockError as error:
+            owner = os.pread(handle, 20, 0).decode(errors="replace").strip()
+            os.close(handle)
+            if not isinstance(error.__cause__, BlockingIOError):
+                raise
+            who = f"process {owner}" if owner.isdecimal() else "another process"
+            raise ZeroBlockError(f"{self.path} is being written by {who}: wait for it, or stop it") from error
+        self._lock = handle
+
     def create(self, config: Config, again: bool = False) -> None:
-        """Begin: the folder with its configuration.
+        """Make the folder with its configuration, and lock it.
 
         Args:
             config: resolved.
-            again: what there is of a run that cannot be continued is dropped.
+            again: drop the files of a run that cannot be continued.
         """
+        with self.writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+        self.lock()
         if not again:
             self.refuse()
             if config.snapshot_every and self.snapshot.exists():
-                raise ZeroBlockError(f"{self.snapshot} is there already, and not this run's: give another --out")
+                raise ZeroBlockError(f"{self.snapshot} exists and is not this run's: give another --out")
         with self.writing():
-            self.path.mkdir(parents=True, exist_ok=True)
             (self.path / "metrics.jsonl").unlink(missing_ok=True)
+            (self.path / "steps.csv").unlink(missing_ok=True)
             first = f"# zeroblock train --config {self.path / 'config.toml'} --out DIR"
-            self._write("config.toml", f"{first}\n{config.dump()}")
+            atomic.write(self.path / "config.toml", f"{first}\n{config.dump()}")
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """A full disk or a folder that cannot be written is said in one line."""
+        """Report a full disk, or a folder that cannot be written, in one line."""
         try:
             yield
-        except BrokenPipeError:  # of what is being shown, not of a file
+        except BrokenPipeError:  # of the terminal, not of a file
             raise
         except OSError as error:
             advice = f"then zeroblock resume {self.path}" if self.journal.exists() else "or give another --out"
             raise ZeroBlockError(
-                f"cannot write to {self.path} ({error.strerror or error}): see to the disk, {advice}"
+                f"cannot write to {self.path} ({error.strerror or error}): check the disk, {advice}"
             ) from error
 
-    def reopen(self, steps: int) -> None:
-        """Read the measurements of the steps that are known to have been taken; later ones, and a torn line, go."""
-        file = self.path / "metrics.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
-        kept = []
-        for line in lines:
-            try:
-                found = Measurement.of(json.loads(line))
-            except (ValueError, KeyError, TypeError):
-                break
-            if not line.endswith("\n"):  # what is added next would join it
-                break
-            if found.step <= steps:
-                kept.append(line)
-                self.measurements.append(found)
-        if kept != lines:
-            self._write("metrics.jsonl", "".join(kept))
+    def reopen(self, records: Iterable[Record], steps: int) -> str:
+        """Bring the files back to the journal's last step.
+
+        Later measurements are dropped, and so are all from the first damaged line on: they are
+        measured again.
+
+        Args:
+            records: of the journal.
+            steps: how many there are.
+
+        Returns:
+            a note about damaged lines; empty if there are none.
+        """
+        kept, note = [], ""
+        try:
+            for line, measurement in read_measurements(self.path / "metrics.jsonl"):
+                if measurement.step <= steps:
+                    kept.append(line)
+                    self._add(measurement)
+        except ValueError as error:
+            note = f"metrics.jsonl is damaged ({error}): evaluations from there on are made again"
+        with self.writing():
+            atomic.write(self.path / "metrics.jsonl", b"".join(kept))
+            atomic.write(self.path / "steps.csv", _rows(records, header=True))
+        return note
 
     def measured(self, measurement: Measurement) -> None:
         """Add an evaluation."""
+        self._add(measurement)
+        with atomic.append(self.path / "metrics.jsonl") as file:
+            file.write(json.dumps(measurement.line()).encode() + b"\n")
+
+    def _add(self, measurement: Measurement) -> None:
         self.measurements.append(measurement)
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(measurement.line()) + "\n")
+        self._splits.setdefault(measurement.step, set()).add(measurement.split)
 
-    def at(self, step: int) -> set[str]:
+    def splits_at(self, step: int) -> set[str]:
         """The splits that have been measured after a step."""
-        return {one.split for one in self.measurements if one.step == step}
+        return self._splits.get(step, set())
 
-    def steps(self, records: Iterable[Record]) -> None:
-        """Write ``steps.csv``; the coefficient is the mean over the probes."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("step", "block", "loss", "lr", "coeff"))
-        for r in records:
-            writer.writerow(
-                (r.step, r.block, f"{r.loss:.7g}", f"{r.lr:.7g}", f"{fmean(r.coeffs):.7g}" if r.coeffs else "")
-            )
-        self._write("steps.csv", text.getvalue())
+    def add_steps(self, records: Iterable[Record]) -> None:
+        """Append steps to ``steps.csv``; the coefficient is the mean over the probes."""
+        with atomic.append(self.path / "steps.csv") as file:
+            file.write(_rows(records, header=file.tell() == 0).encode())
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Write the result, and what people read."""
-        self._write("summary.json", json.dumps({k: _plain(v) for k, v in summary.items()}, indent=2) + "\n")
+        """Write the result, and the report for people."""
+        atomic.write(self.path / "summary.json", json.dumps({k: plain(v) for k, v in summary.items()}, indent=2) + "\n")
         self.report()
 
     @property
     def reported(self) -> bool:
-        """Whether there is something for people to read."""
+        """Whether the report for people has been written."""
         return (self.path / "summary.md").exists()
 
     def report(self) -> None:
-        """Write what people read of the result."""
-        from .report import summary
+        """Write the report for people."""
+        from ..report.page import write_page
 
         with self.writing():
-            summary(self.path)
-
-    def _write(self, name: str, text: str) -> None:
-        """In one stroke: a kill leaves the old file or the new one."""
-        half = self.path / f"{name}.part"
-        half.write_text(text, encoding="utf-8")
-        os.replace(half, self.path / name)
+            write_page(self.path)
 
 
-def _plain(value: Any) -> Any:
-    """What JSON can say: not a number is nothing."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _rows(records: Iterable[Record], header: bool) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if header:
+        writer.writerow(("step", "block", "loss", "lr", "coeff"))
+    for r in records:
+        coeff = f"{fmean(r.coeffs):.7g}" if r.coeffs else ""
+        writer.writerow((r.step, r.block, f"{r.loss:.7g}", f"{r.lr:.7g}", coeff))
+    return text.getvalue()

@@ -1,53 +1,22 @@
-"""The loop: steps and evaluations from the first to the last, stopped and resumed at any point."""
+"""Runs from the outside: start one, resume one, finish one, or measure a model without training."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import math
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..errors import ZeroBlockError
-from ..journal import Header, Journal, Record, replay
-from ..run.queue import MAX_STEPS
-from . import snapshot
+from ..evaluate.evaluator import Evaluation
+from ..journal import Header, Journal
+from ..report.track import check as check_tracker
+from ..report.view import Quiet, View
+from .compose import fold_advice
 from .config import BACKPROPAGATION, EXECUTION, Config
-from .data import Order
-from .evaluate import Evaluation
-from .folder import Folder, Measurement
-from .learner import ZerothOrder, folds_if, learner
-from .rate import rate
-from .setting import Setting, prepare, resolve
-from .stop import Stop, Stopped
-from .summary import summarize
-from .track import Silent, Tracker, tracker
-from .track import check as check_tracker
-from .view import Meter, Quiet, View, peak_memory
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended.
-
-    Args:
-        folder: where it is.
-        steps: that it has taken.
-        summary: as in ``summary.json``; None where it stopped before its end.
-        reason: why it stopped; empty where it finished.
-        code: the exit status that says so.
-    """
-
-    folder: Path
-    steps: int
-    summary: dict[str, Any] | None
-    reason: str = ""
-    code: int = 0
+from .folder import Folder
+from .learner import ZerothOrder
+from .session import Result, Session, out_of_memory
+from .workload import prepare, resolve
 
 
 def run(config: Config, out: str | Path, view: View | None = None) -> Result:
@@ -56,93 +25,70 @@ def run(config: Config, out: str | Path, view: View | None = None) -> Result:
     Args:
         config: what to do.
         out: the folder; one that holds a run is refused.
-        view: shows it; nothing does unless given.
+        view: shows the run; by default nothing is shown.
     """
-    folder = Folder(out)
-    folder.refuse()
-    return _begin(resolve(config), folder, view or Quiet())
+    with Folder(out) as folder:
+        folder.refuse()
+        return _begin(resolve(config), folder, view or Quiet())
 
 
-def resume(out: str | Path, view: View | None = None, *, force: bool = False, **changes: Any) -> Result:
+def resume(
+    out: str | Path,
+    view: View | None = None,
+    *,
+    force: bool = False,
+    trust_remote_code: bool = False,
+    **changes: Any,
+) -> Result:
     """Continue a run where it was stopped, bit for bit.
 
     Args:
         out: its folder.
-        view: shows it; nothing does unless given.
+        view: shows the run; by default nothing is shown.
         force: accept other base weights and another version of the package.
-        changes: settings of :data:`~zeroblock.train.config.EXECUTION` that shall differ from here on.
+        trust_remote_code: run the code that comes with the model, whatever the folder says of it.
+        changes: settings of :data:`~zeroblock.train.config.EXECUTION` to change from here on.
     """
-    folder, view = Folder(out), view or Quiet()
-    config = folder.config.replace(**changes)
-    summary = folder.summary()
-    if summary is not None and folder.reported:
-        raise ZeroBlockError(f"the run in {folder.path} has finished: see {folder.path / 'summary.md'}")
-    if summary is not None:  # stopped in its last moments
-        folder.report()
-        return Result(folder.path, summary["steps"], summary)
-    if config.method == BACKPROPAGATION:
-        raise ZeroBlockError(
-            f"ft keeps no journal, so the run in {folder.path} cannot be continued: start it again with "
-            f"zeroblock train --config {folder.path / 'config.toml'} and another --out"
-        )
-    if not folder.journal.exists():  # stopped before its first step
-        return _begin(config, folder, view, again=True)
-    with Journal.open(folder.journal, fsync=config.fsync) as journal:
-        if journal.note:
-            view.note(journal.note)
-        if config.fold is None:
-            config = _with_fold(config, journal.header, folder)
-        setting = prepare(config, tell=view.note)
-        if journal.header.data != setting.fingerprint:
+    with Folder(out) as folder:
+        config = folder.config(trust_remote_code=trust_remote_code).replace(**changes)
+        if folder.summary() is not None and folder.reported:
+            raise ZeroBlockError(f"the run in {folder.path} has finished: see {folder.path / 'summary.md'}")
+        folder.lock()
+        if config.method == BACKPROPAGATION and folder.summary() is None:
             raise ZeroBlockError(
-                f"the training data are not those that the run in {folder.path} began with (fingerprint "
-                f"{journal.header.data}, now {setting.fingerprint}): bring them back, or begin a new run"
+                f"ft keeps no journal, so the run in {folder.path} cannot be continued: start it again with "
+                f"zeroblock train --config {folder.path / 'config.toml'} and another --out"
             )
-        if journal.header.extra.get("exams", setting.examined) != setting.examined:
-            raise ZeroBlockError(
-                f"the rows that the run in {folder.path} is evaluated on are not those it began with: bring them back, "
-                "or begin a new run"
-            )
-        session = _Session(setting, folder, view, journal)
-        session.restore(journal.header, journal.records, force)
-        return session.go()
-
-
-def _with_fold(config: Config, header: Header, folder: Folder) -> Config:
-    """What a run chose when it began is in its journal."""
-    try:
-        return config.replace(fold=header.method.get("fold", 1))
-    except ZeroBlockError as error:
-        raise ZeroBlockError(
-            f"{folder.path / 'config.toml'} is not what the run began with ({error}): bring that back"
-        ) from error
+        return _continue(config, folder, view or Quiet(), force)
 
 
 def make(config: Config, out: str | Path, view: View | None = None) -> Result:
     """Finish a run, whatever there is of it: nothing, a part, or all.
 
     Args:
-        config: what it is; a folder that holds another run is refused.
+        config: the run's; a folder that holds another run is refused.
         out: its folder.
-        view: shows it; nothing does unless given.
+        view: shows the run; by default nothing is shown.
     """
-    folder, view, config = Folder(out), view or Quiet(), resolve(config)
-    if not folder.begun:
-        return _begin(config, folder, view)
-    changes = {name: getattr(config, name) for name in EXECUTION}
-    there = folder.config.replace(**changes)
-    if there != config:
-        differs = next(n for n, v in dataclasses.asdict(config).items() if getattr(there, n) != v)
-        raise ZeroBlockError(
-            f"{folder.path} holds a run with {differs} {getattr(there, differs)!r}, not {getattr(config, differs)!r}: "
-            "give another folder"
-        )
-    summary = folder.summary()
-    if summary is not None:
-        return Result(folder.path, summary["steps"], summary)
-    if config.method == BACKPROPAGATION or not folder.journal.exists():
-        return _begin(config, folder, view, again=True)
-    return resume(folder.path, view, **changes)
+    view, config = view or Quiet(), resolve(config)
+    with Folder(out) as folder:
+        if not folder.begun:
+            return _begin(config, folder, view)
+        changes = {name: getattr(config, name) for name in EXECUTION}
+        there = folder.config(trust_remote_code=config.trust_remote_code).replace(**changes)
+        if there != config:
+            name = next(n for n, v in dataclasses.asdict(config).items() if getattr(there, n) != v)
+            raise ZeroBlockError(
+                f"{folder.path} holds a run with {name} {getattr(there, name)!r}, not {getattr(config, name)!r}: "
+                "give another folder"
+            )
+        summary = folder.summary()
+        if summary is not None:
+            return Result(folder.path, summary["steps"], summary)
+        folder.lock()
+        if config.method == BACKPROPAGATION:
+            return _begin(config, folder, view, again=True)
+        return _continue(there, folder, view)
 
 
 def measure(config: Config, split: str, view: View | None = None) -> Evaluation:
@@ -151,212 +97,71 @@ def measure(config: Config, split: str, view: View | None = None) -> Evaluation:
     Args:
         config: of the method ``zero-shot`` or ``icl``.
         split: ``dev`` or ``test``.
-        view: shows it; nothing does unless given.
+        view: shows the evaluation; by default nothing is shown.
     """
     view = view or Quiet()
-    setting = prepare(resolve(config), splits=(split,), tell=view.note)
-    for note in setting.notes:
+    workload = prepare(resolve(config), splits=(split,), tell=view.note)
+    for note in workload.notes:
         view.note(note)
-    exam = setting.exams[split]
-    with _memory():
-        return setting.evaluator(exam, check=lambda done: view.evaluating(0, split, done, len(exam.examples)))
+    exam = workload.exams[split]
+    with out_of_memory():
+        return workload.evaluator(exam, check=lambda done: view.evaluating(0, split, done, len(exam.examples)))
 
 
 def _begin(config: Config, folder: Folder, view: View, again: bool = False) -> Result:
+    """Start a run; nothing is written before the model and the data have been loaded."""
     check_tracker(config.track)
-    setting = prepare(config, tell=view.note)
+    workload = prepare(config, tell=view.note)
     folder.create(config, again=again)
-    session = _Session(setting, folder, view)
+    session = Session(workload, folder, view)
     if not isinstance(session.learner, ZerothOrder):
         return session.go()
-    seldom = folds_if(config, session.learner.optimizer)
-    if seldom:
-        view.note(seldom)
+    advice = fold_advice(config, session.learner.optimizer)
+    if advice:
+        view.note(advice)
     header = Header.of(
-        session.learner.optimizer, model=config.model, task=Path(config.task).name, data=setting.fingerprint,
-        method=config.method, random_weights=config.random_weights, exams=setting.examined,
+        session.learner.optimizer, model=config.model, task=Path(config.task).name, data=workload.fingerprint,
+        method=config.method, random_weights=config.random_weights, exams=workload.exam_digest,
     )  # fmt: skip
     with Journal.create(folder.journal, header, fsync=config.fsync) as journal:
         session.journal = journal
         return session.go()
 
 
-class _Session:
-    """One sitting of a run.
-
-    Args:
-        setting: what it works on.
-        folder: where it writes.
-        view: shows it.
-        journal: takes the records; None where there is none.
-    """
-
-    def __init__(self, setting: Setting, folder: Folder, view: View, journal: Journal | None = None) -> None:
-        self.setting, self.folder, self.view, self.journal = setting, folder, view, journal
-        self.config = setting.config
-        self.records: list[Record] = []
-        self.left: list[Record] = []
-        self.learner = learner(self.config, setting.model, self._heard) if self.config.trains else None
-        self.meter = Meter(self.config.steps, self.learner.blocks if self.learner else ())
-        self.tracker: Tracker = Silent()
-        self.moved = False
-        """Whether anything was added to the run: a sitting that the clock ends has, or none would ever end it."""
-        self.before = 0.0
-        self.start = time.monotonic()
-
-    @property
-    def steps(self) -> int:
-        return self.learner.steps if self.learner else 0
-
-    def restore(self, header: Header, records: list[Record], force: bool) -> None:
-        """Stand where the records end, or where an evaluation of theirs was lost: :meth:`_catch_up` does the rest."""
-        assert isinstance(self.learner, ZerothOrder)
-        optimizer = self.learner.optimizer
-        header.check(optimizer, force=force)
-        self.folder.reopen(len(records))
-        self.before = max((one.elapsed for one in self.folder.measurements), default=0.0)
-        splits = set(self.setting.exams)
-        lost = [step for step in self.config.evaluations if step < len(records) and splits - self.folder.at(step)]
-        unused = snapshot.load(self.folder.snapshot, optimizer, records[: min([len(records), *lost])])
-        if unused:
-            self.view.note(f"{unused}, so all steps are replayed")
-        self.records, self.left = list(records), records[optimizer.steps :]
-        self.view.note(f"replaying {len(self.left)} of {len(records)} steps")
-
-    def _catch_up(self, due: frozenset[int], stop: Stop) -> None:
-        """Replay to the end of the records, or to the next evaluation; where stopped, no weights are of use."""
-        assert isinstance(self.learner, ZerothOrder)
-        first = self.steps
-        count = min([len(self.left), *(step - first for step in due if step > first)])
-
-        def check(fraction: float) -> None:
-            stop.check(clock=False)
-            self.view.replaying(first + int(fraction * count), len(self.records))
-
-        replay(self.learner.optimizer, self.left[:count], check)
-        self.left = self.left[count:]
-
-    def go(self) -> Result:
-        """To the end, or to where it is stopped."""
-        for note in self.setting.notes:
-            self.view.note(note)
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.view.close)
-            self.tracker = tracker(self.config.track, self.folder.path, dataclasses.asdict(self.config))
-            stack.callback(self.tracker.close)
-            stop = stack.enter_context(Stop(self.config.max_minutes))
-            stack.enter_context(_memory(f"zeroblock resume {self.folder.path}" if self.journal else ""))
-            stack.enter_context(self.folder.writing())
-            try:
-                self._go(stop)
-            except Stopped:
-                self._flush()
-                taken = len(self.records)  # which a replay that was stopped has not come to
-                return Result(self.folder.path, taken, None, stop.reason, stop.code)
-            except Exception:
-                self._rescue()
-                raise
-            self._flush()
-            summary = self._summary()
-            self.folder.finish(summary)
-            return Result(self.folder.path, self.steps, summary)
-
-    def _go(self, stop: Stop) -> None:
-        config = self.config
-        order = Order(len(self.setting.train), config.batch_size * config.accumulate, config.data_seed)
-        due = frozenset(config.evaluations)
-        while True:
-            if self.steps in due:
-                self._evaluate(stop)
-            if self.learner is None or self.steps >= config.steps:
-                return
-            if stop.late and self.steps and self.journal is None:  # what cannot be resumed ends here instead
-                self._evaluate(stop)
-                return
-            stop.check(clock=self.moved)
-            if self.left:
-                self._catch_up(due, stop)
-                continue
-            step = self.steps
-            self.learner.step(self.setting.closures(order.batch(step)), rate(config, step))
-            if config.snapshot_every and self.steps % config.snapshot_every == 0:
-                self._snapshot()
-
-    def _heard(self, record: Record) -> None:
-        if self.journal is not None:
-            self.journal.append(record)
-        self.records.append(record)
-        self.moved = True
-        self.tracker.log(record.step + 1, {"loss": record.loss, "lr": record.lr})
-        self.view.step(self.meter.step(record))
-
-    def _evaluate(self, stop: Stop) -> None:
-        """Measure what has not been measured yet at this step."""
-        self._flush()
-        if self.learner is not None:
-            self.learner.settle()  # which is to do at the end only: between, evaluations come with folds
-        for split, exam in self.setting.exams.items():
-            if split in self.folder.at(self.steps):
-                continue
-
-            def check(done: int, split: str = split, n: int = len(exam.examples)) -> None:
-                stop.check(clock=self.learner is None or (self.moved and self.journal is not None))
-                self.view.evaluating(self.steps, split, done, n)
-
-            found = self.setting.evaluator(exam, check=check)
-            measurement = Measurement(self.steps, split, found, self.elapsed)
-            self.folder.measured(measurement)
-            self.moved = True
-            self.view.measured(measurement)
-            self.tracker.log(self.steps, {f"{split}/{found.metric}": found.value, f"{split}/loss": found.loss})
-        self.meter.pause()
-
-    def _flush(self) -> None:
-        """Have every step told and written."""
-        if self.learner is not None:
-            try:
-                self.learner.flush()
-            finally:
-                self.folder.steps(self.records)
-
-    def _rescue(self) -> None:
-        """Have the steps that were under way written, though something failed, which is what to hear of."""
-        for _ in range(MAX_STEPS + 1):  # each attempt that fails has one step less before it
-            with contextlib.suppress(Exception):
-                self._flush()
-                return
-
-    def _snapshot(self) -> None:
-        if isinstance(self.learner, ZerothOrder):
-            self.learner.flush()
-            if self.journal is not None:
-                self.journal.sync()  # a snapshot must not know of steps that the journal may lose
-            snapshot.save(self.folder.snapshot, self.learner.optimizer)
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds that the run has taken, earlier sittings counted up to their last evaluation."""
-        return self.before + time.monotonic() - self.start
-
-    def _summary(self) -> dict[str, Any]:
-        found = summarize(self.config, self.folder.measurements)
-        found |= {"steps": self.steps, "seconds": round(self.elapsed, 3), "peak_memory": peak_memory()}
-        if self.learner is not None:
-            found |= {"lr": self.config.lr, "seed": self.config.seed, "data_seed": self.config.data_seed}
-            found["blocks"] = len(self.learner.blocks)
-            found["skipped"] = sum(not all(map(math.isfinite, record.coeffs)) for record in self.records)
-        return found
+def _continue(config: Config, folder: Folder, view: View, force: bool = False) -> Result:
+    """Go on with a run whose folder is locked."""
+    summary = folder.summary()
+    if summary is not None:  # stopped before its report was written
+        folder.report()
+        return Result(folder.path, summary["steps"], summary)
+    if not folder.journal.exists():  # stopped before its first step
+        return _begin(config, folder, view, again=True)
+    with Journal.open(folder.journal, fsync=config.fsync) as journal:
+        if journal.note:
+            view.note(journal.note)
+        if config.fold is None:
+            config = _with_fold(config, journal.header, folder)
+        workload = prepare(config, tell=view.note)
+        if journal.header.data != workload.fingerprint:
+            raise ZeroBlockError(
+                f"the training data are not those that the run in {folder.path} began with (fingerprint "
+                f"{journal.header.data}, now {workload.fingerprint}): bring them back, or begin a new run"
+            )
+        if journal.header.extra.get("exams", workload.exam_digest) != workload.exam_digest:
+            raise ZeroBlockError(
+                f"the rows that the run in {folder.path} is evaluated on are not those it began with: bring them back, "
+                "or begin a new run"
+            )
+        session = Session(workload, folder, view, journal)
+        session.restore(journal.header, journal.records, force)
+        return session.go()
 
 
-@contextlib.contextmanager
-def _memory(again: str = "") -> Iterator[None]:
-    """One line of advice where memory runs out; the weights are never touched while measuring."""
+def _with_fold(config: Config, header: Header, folder: Folder) -> Config:
+    """Take the fold that the run chose when it began, which its journal tells."""
     try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "can't allocate memory" not in str(error):
-            raise
-        goes_on = f"; the steps taken are kept: {again} --max-tokens N" if again else ""
+        return config.replace(fold=header.method.get("fold", 1))
+    except ZeroBlockError as error:
         raise ZeroBlockError(
-            f"out of memory: lower --max-tokens (rows are split, the losses stay the same) or --batch-size{goes_on}"
+            f"{folder.path / 'config.toml'} is not the one the run began with ({error}): bring that one back"
         ) from error

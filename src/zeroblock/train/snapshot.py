@@ -1,15 +1,18 @@
 """Snapshots: weights and optimizer state of one step, which shorten the replay of a resumed run.
 
-A snapshot is never what a run depends on: one that is damaged, or of another run, is left alone.
+A run never depends on a snapshot: one that is damaged, or belongs to another run, is left alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import tempfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,26 +21,29 @@ from ..journal import Record
 from ..optimizer import ZeroOrder
 
 WEIGHTS, STATE = "weights.safetensors", "state.pt"
-PIECE = 1 << 24
+CHUNK_BYTES = 1 << 24
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+"""The names of dtypes in a safetensors file."""
 
 
 def save(folder: Path, optimizer: ZeroOrder) -> None:
     """Write a snapshot in place of the one that is there; a kill leaves one of the two.
 
     Args:
-        folder: where.
-        optimizer: its parameters are the weights; it has taken a step.
+        folder: where it goes.
+        optimizer: its parameters are the weights; it has taken at least one step.
     """
     assert optimizer.record is not None
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    new, old = folder.with_name(f"{folder.name}.part"), folder.with_name(f"{folder.name}.old")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir()
+    old = folder.with_name(f"{folder.name}.old")
+    for stray in folder.parent.glob(f".{folder.name}.*.part"):  # of a process that was killed
+        shutil.rmtree(stray, ignore_errors=True)
+    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
     try:
         save_file({name: param.detach().contiguous() for name, param in optimizer.params.items()}, new / WEIGHTS)
-        state = {"optimizer": optimizer.state_dict(), "last": _told(optimizer.record), "crc": _crc(new / WEIGHTS)}
+        state = {"optimizer": optimizer.state_dict(), "last": _identity(optimizer.record), "crc": _crc(new / WEIGHTS)}
         torch.save(state, new / STATE)
         for file in (new / WEIGHTS, new / STATE):
             _sync(file)
@@ -45,64 +51,93 @@ def save(folder: Path, optimizer: ZeroOrder) -> None:
         shutil.rmtree(new, ignore_errors=True)
         reason = str(error).strip().splitlines()[0]
         raise ZeroBlockError(
-            f"the snapshot of step {optimizer.steps} could not be written to {folder} ({reason}): free some room, "
+            f"the snapshot of step {optimizer.steps} could not be written to {folder} ({reason}): free some space, "
             f"then zeroblock resume {folder.parent}; the journal has lost nothing"
         ) from error
-    if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)  # of a kill while it was being removed
+    if folder.exists() or folder.is_symlink():
+        _remove(old)  # left by a process that was killed while removing it
         os.replace(folder, old)
     os.replace(new, folder)
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
 
 
 def load(folder: Path, optimizer: ZeroOrder, records: Sequence[Record]) -> str:
-    """Bring an optimizer and its model to the snapshot's step, where there is a sound one.
+    """Bring an optimizer and its model to the snapshot's step, if there is a sound snapshot.
 
     Args:
         folder: where it may be.
         optimizer: of the same run, at step 0.
-        records: those to go by; a snapshot beyond them, or of another run, is left alone.
+        records: the steps to compare with; a snapshot beyond them, or of another run, is left alone.
 
     Returns:
-        Why a snapshot that is there was not used; empty otherwise.
+        Why a snapshot that exists was not used; empty otherwise.
     """
     from safetensors import safe_open
 
-    places = (folder, folder.with_name(f"{folder.name}.old"))  # the old one, where a kill came between two renames
+    places = (folder, folder.with_name(f"{folder.name}.old"))  # the old one, if a kill came between two renames
     place = next((place for place in places if (place / WEIGHTS).exists() and (place / STATE).exists()), None)
     if place is None:
         return ""
     try:
-        found = torch.load(place / STATE, weights_only=True)
-        state, last, crc = found["optimizer"], found["last"], found["crc"]
+        content = torch.load(place / STATE, weights_only=True)
+        state, last, crc = content["optimizer"], content["last"], content["crc"]
         steps = state["steps"]
+        if type(steps) is not int or steps < 1:
+            raise TypeError(f"steps is {steps!r}")
     except Exception as error:  # whatever a library makes of bytes that are not its own
         return f"the snapshot is damaged ({type(error).__name__})"
     if steps > len(records):
         return ""
-    if last != _told(records[steps - 1]):
+    if last != _identity(records[steps - 1]):
         return "the snapshot is of another run"
     if crc != _crc(place / WEIGHTS):
         return "the snapshot is damaged (its checksum does not match)"
     device = next(iter(optimizer.params.values())).device
-    with safe_open(place / WEIGHTS, "pt", device=str(device)) as weights, torch.no_grad():
-        for name, param in optimizer.params.items():
-            param.copy_(weights.get_tensor(name))
-    optimizer.load_state_dict(state)
+    before = optimizer.state_dict()
+    with contextlib.ExitStack() as stack:
+        try:
+            weights = stack.enter_context(safe_open(place / WEIGHTS, "pt", device=str(device)))
+            _check(weights, optimizer)
+            optimizer.load_state_dict(state)
+        except Exception as error:
+            optimizer.load_state_dict(before)
+            return f"the snapshot is damaged ({' '.join(str(error).split())})"
+        with torch.no_grad():  # nothing of it can be refused any more
+            for name, param in optimizer.params.items():
+                param.copy_(weights.get_tensor(name))
     return ""
 
 
-def _told(record: Record) -> str:
-    """What a journal keeps of a step."""
+def _check(weights: Any, optimizer: ZeroOrder) -> None:
+    """Refuse a file that lacks a tensor, or has one of another shape or dtype."""
+    names = set(weights.keys())
+    for name, param in optimizer.params.items():
+        if name not in names:
+            raise ValueError(f"it lacks the tensor {name}")
+        entry = weights.get_slice(name)
+        if tuple(entry.get_shape()) != tuple(param.shape) or entry.get_dtype() != DTYPES.get(param.dtype):
+            raise ValueError(f"its tensor {name} is {entry.get_dtype()} of shape {tuple(entry.get_shape())}")
+
+
+def _identity(record: Record) -> str:
+    """The part of a step that a journal keeps."""
     return repr((record.step, record.block, record.coeffs, record.lr, record.loss))
 
 
+def _remove(place: Path) -> None:
+    """Remove a folder, or the link that stands in its place."""
+    if place.is_symlink():
+        place.unlink()
+    else:
+        shutil.rmtree(place, ignore_errors=True)
+
+
 def _crc(file: Path) -> int:
-    found = 0
+    crc = 0
     with file.open("rb") as handle:
-        while piece := handle.read(PIECE):
-            found = zlib.crc32(piece, found)
-    return found
+        while chunk := handle.read(CHUNK_BYTES):
+            crc = zlib.crc32(chunk, crc)
+    return crc
 
 
 def _sync(file: Path) -> None:

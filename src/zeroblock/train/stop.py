@@ -1,4 +1,4 @@
-"""Stopping: the first signal lets the step finish, a second Ctrl-C quits at once."""
+"""Stopping: the first signal lets the step finish, the second quits at once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(Exception):  # noqa: N818 (nothing went wrong)
-    """Raised out of what can be left off at any point, an evaluation."""
+    """Raised out of work that can be left at any point, such as an evaluation."""
 
 
 class Stop:
-    """Notes signals and the end of the time allowed, as a context.
+    """A context manager that notes signals and the end of the time allowed.
 
     Args:
-        minutes: the time allowed; None for no end.
+        minutes: the time allowed; None for no limit.
     """
 
     def __init__(self, minutes: float | None = None) -> None:
@@ -30,7 +30,7 @@ class Stop:
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
+            self._handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
     def __exit__(
@@ -39,14 +39,15 @@ class Stop:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
-            raise KeyboardInterrupt
+            # the exit status names the signal; the journal keeps every finished step either way
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         self.signal = number
 
     @property
     def reason(self) -> str:
-        """Why to stop, in a few words; empty while there is no reason to."""
+        """Why to stop, in a few words; empty while there is no reason."""
         if self.signal is not None:
             return "interrupted" if self.signal == signal.SIGINT else "terminated"
         return "the time is up" if self.late else ""
@@ -58,14 +59,14 @@ class Stop:
 
     @property
     def code(self) -> int:
-        """The exit status that says so: 128 and the signal, as shells have it."""
+        """The exit status: 128 plus the signal, as shells have it; 0 if only the time is up."""
         return 0 if self.signal is None else 128 + self.signal
 
     def check(self, *, clock: bool = True) -> None:
-        """Raise :class:`Stopped` where there is a reason to stop.
+        """Raise :class:`Stopped` if there is a reason to stop.
 
         Args:
-            clock: whether the end of the time is one.
+            clock: whether the end of the time is a reason.
         """
         if self.signal is not None or (clock and self.late):
             raise Stopped(self.reason)

@@ -1,0 +1,54 @@
+"""Files that are written whole or not at all, and never through a link.
+
+A run folder may come from anyone, with links planted under the names that a run writes to.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import BinaryIO
+
+_DRAFT = re.compile(r"\..+\.[0-9a-f]{16}\.part")
+
+
+def write(path: Path, data: str | bytes) -> None:
+    """Write a file in one stroke: a kill leaves the old file or the new one.
+
+    The draft has a name that nobody can guess and must not exist yet, so no link is followed; a
+    link under the final name is replaced, and its target stays as it is.
+
+    Args:
+        path: the file; its folder exists.
+        data: the whole content; text is written as UTF-8.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        with open(handle, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def append(path: Path) -> BinaryIO:
+    """Open a file for appending, made if need be; a link is refused."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, f"{path.name} is a link, and links are not followed", str(path)) from error
+        raise
+    return open(handle, "ab")
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove the drafts that killed processes left in a folder; call it only where no other process writes."""
+    for path in folder.glob(".*.part"):
+        if _DRAFT.fullmatch(path.name) and not path.is_dir():
+            path.unlink(missing_ok=True)

@@ -1,0 +1,107 @@
+"""The result of a run, computed from its evaluations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..evaluate.evaluator import Evaluation
+from ..evaluate.measurement import Measurement
+from ..train.config import Config
+
+_NUMBER = (int, float)
+_OPTIONAL = (int, float, type(None))
+SHAPE: dict[str, Any] = {
+    "task": str,
+    "method": str,
+    "metric": str,
+    "selected_step": int,
+    "selected_by": str,
+    "steps": int,
+    "seconds": _NUMBER,
+    "blocks": _OPTIONAL,
+    "skipped": _OPTIONAL,
+    "peak_memory": _OPTIONAL,
+    "dev": {"value": _NUMBER, "n": int, "exact_match": _OPTIONAL},
+    "test": {"selected": _NUMBER, "best": _NUMBER, "best_step": int, "n": int, "exact_match": _OPTIONAL},
+}
+"""The entries of ``summary.json`` that others rely on, with their types."""
+
+
+def summarize(config: Config, measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """Report the dev-selected result, and beside it the paper's: the best test value of all evaluations.
+
+    An evaluation before the first step of a training run is its zero-shot result, and is never selected.
+
+    Args:
+        config: of the run.
+        measurements: dev and test at every evaluated step.
+    """
+    points: dict[int, dict[str, Evaluation]] = {}
+    for one in measurements:
+        points.setdefault(one.step, {})[one.split] = one.evaluation
+    after = {step: splits for step, splits in points.items() if step > 0 or not config.trains}
+    by_loss = config.objective == "loss"
+    chosen = select({step: splits["dev"] for step, splits in after.items()}, by_loss)
+    best = max(after, key=lambda step: after[step]["test"].value)
+    dev, test = after[chosen]["dev"], after[chosen]["test"]
+    summary: dict[str, Any] = {
+        "task": config.task,
+        "method": config.method,
+        "model": config.model,
+        "metric": dev.metric,
+        "objective": config.objective,
+        "selected_step": chosen,
+        "selected_by": "dev loss" if by_loss else f"dev {dev.metric}",
+        "dev": {"value": dev.value, "loss": dev.loss, "n": dev.n},
+        "test": {
+            "selected": test.value,
+            "best": after[best]["test"].value,
+            "best_step": best,
+            "loss": test.loss,
+            "n": test.n,
+        },
+    }
+    for split, evaluation in (("dev", dev), ("test", test)):
+        if evaluation.exact_match is not None:
+            summary[split]["exact_match"] = evaluation.exact_match
+    if config.trains and 0 in points:
+        summary["zero_shot"] = {split: evaluation.value for split, evaluation in points[0].items()}
+    return summary
+
+
+def select(evaluations: dict[int, Evaluation], by_loss: bool) -> int:
+    """Select the step to report: the lowest dev loss, as in MeZO, or the highest dev metric; the first of equals.
+
+    Args:
+        evaluations: on dev, by step.
+        by_loss: which of the two.
+    """
+
+    def merit(step: int) -> float:
+        evaluation = evaluations[step]
+        value = -evaluation.loss if by_loss else evaluation.value
+        return -math.inf if math.isnan(value) else value  # a run that diverged comes last
+
+    return max(sorted(evaluations), key=merit)
+
+
+def check_summary(summary: Any) -> dict[str, Any]:
+    """Return the content of a ``summary.json`` if it is one; a ValueError says what is wrong with it."""
+    _check("it", summary, SHAPE)
+    result: dict[str, Any] = summary
+    return result
+
+
+def _check(name: str, value: Any, shape: Any) -> None:
+    if not isinstance(shape, dict):
+        if not isinstance(value, shape) or isinstance(value, bool):
+            raise ValueError(f"{name} is {value!r}")
+        return
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {type(value).__name__}, not an object")
+    for key, inner in shape.items():
+        if key not in value and inner is not _OPTIONAL:
+            raise ValueError(f"{key} is missing")
+        _check(key, value.get(key), inner)

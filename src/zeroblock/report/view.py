@@ -1,0 +1,264 @@
+"""Views: they show a run as it happens, live on a terminal, in plain lines elsewhere, or not at all."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..evaluate.measurement import Measurement
+    from ..journal import Record
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come.
+
+    Args:
+        step: steps taken.
+        steps: steps of the whole run.
+        loss: smoothed.
+        block: the name of the last active block.
+        rate: recent steps per second.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    block: str
+    rate: float
+
+    @property
+    def left(self) -> float:
+        """Seconds left, without evaluations."""
+        return (self.steps - self.step) / self.rate if self.rate else 0.0
+
+
+class Meter:
+    """Smooths the numbers of the steps.
+
+    Args:
+        steps: steps of the whole run.
+        blocks: the names of the blocks.
+    """
+
+    def __init__(self, steps: int, blocks: tuple[str, ...]) -> None:
+        self.steps, self.blocks = steps, blocks
+        self._loss: float | None = None
+        self._seconds: float | None = None
+        self._last: float | None = None
+
+    def pause(self) -> None:
+        """Leave the time until the next step out of its speed."""
+        self._last = None
+
+    def step(self, record: Record) -> Progress:
+        """Update the numbers after a step."""
+        now = time.perf_counter()
+        if record.loss == record.loss:  # a NaN would stay for ever
+            self._loss = record.loss if self._loss is None else 0.98 * self._loss + 0.02 * record.loss
+        if self._last is not None:
+            took = now - self._last
+            self._seconds = took if self._seconds is None else 0.95 * self._seconds + 0.05 * took
+        self._last = now
+        loss = float("nan") if self._loss is None else self._loss
+        speed = 1 / self._seconds if self._seconds else 0.0
+        return Progress(record.step + 1, self.steps, loss, self.blocks[record.block], speed)
+
+
+class View(Protocol):
+    """Shows a run; the run calls these methods."""
+
+    def note(self, text: str) -> None:
+        """Show a line that stays."""
+
+    def step(self, progress: Progress) -> None:
+        """Show a step that was taken."""
+
+    def replaying(self, step: int, steps: int) -> None:
+        """Show that steps of an earlier sitting are replayed."""
+
+    def evaluating(self, step: int, split: str, done: int, n: int) -> None:
+        """Show an evaluation under way."""
+
+    def measured(self, measurement: Measurement) -> None:
+        """Show an evaluation that is done."""
+
+    def close(self) -> None:
+        """End the view."""
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def note(self, text: str) -> None:
+        pass
+
+    def step(self, progress: Progress) -> None:
+        pass
+
+    def replaying(self, step: int, steps: int) -> None:
+        pass
+
+    def evaluating(self, step: int, split: str, done: int, n: int) -> None:
+        pass
+
+    def measured(self, measurement: Measurement) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Lines(Quiet):
+    """Plain lines: every evaluation, and a step now and then.
+
+    Args:
+        console: where they are printed.
+    """
+
+    every = 10.0
+    """Seconds between two lines about steps."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._next = 0.0
+
+    def note(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def step(self, progress: Progress) -> None:
+        if progress.rate and self._due():
+            self.show(progress)
+
+    def replaying(self, step: int, steps: int) -> None:
+        begun = self._next > 0  # the run itself says that it begins
+        if self._due() and begun:
+            self.note(f"replayed {step}/{steps}")
+
+    def _due(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self.every
+        return True
+
+    def show(self, progress: Progress) -> None:
+        """Show a step."""
+        where = f"step {progress.step}/{progress.steps}  {clock(progress.left)} left"
+        self.note(f"{where}  {step_line(progress, peak_memory())}")
+
+    def measured(self, measurement: Measurement) -> None:
+        self.note(measurement_line(measurement))
+
+
+class Live(Lines):
+    """A progress bar with the numbers of the step below it and the evaluations above."""
+
+    every = 0.1
+
+    def __init__(self, console: Console) -> None:
+        from rich.console import Group
+        from rich.live import Live as Area
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bar
+        from rich.text import Text
+
+        super().__init__(console)
+        self._bar = Bar(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"),
+            console=console,
+        )  # fmt: skip
+        self._train = self._bar.add_task("training", total=None, left="", visible=False)
+        self._other = self._bar.add_task("", total=None, left="", visible=False)
+        self._text = Text(no_wrap=True, overflow="ellipsis")
+        self._area = Area(Group(self._bar, self._text), console=console, transient=True, refresh_per_second=10)
+
+    def show(self, progress: Progress) -> None:
+        self._area.start()
+        self._bar.update(
+            self._train,
+            total=progress.steps,
+            completed=progress.step,
+            left=f"{clock(progress.left)} left",
+            visible=True,
+        )
+        self._text.plain = step_line(progress, peak_memory())
+
+    def replaying(self, step: int, steps: int) -> None:
+        if self._due() or step == steps:
+            self._beside("replaying", step, steps)
+
+    def evaluating(self, step: int, split: str, done: int, n: int) -> None:
+        self._beside(f"{split} at {step}", done, n)
+
+    def _beside(self, what: str, done: int, n: int) -> None:
+        """Update the second bar, which shows work other than training."""
+        self._area.start()  # not earlier, so that a failure before the first number leaves the terminal alone
+        self._bar.update(self._other, description=what, total=n, completed=done, visible=done < n)
+
+    def measured(self, measurement: Measurement) -> None:
+        self._bar.update(self._other, visible=False)
+        super().measured(measurement)
+
+    def close(self) -> None:
+        self._area.stop()
+
+
+def view(quiet: bool, json: bool) -> View:
+    """Choose the view that suits the output; with ``json``, standard output is left to the result."""
+    if quiet:
+        return Quiet()
+    from rich.console import Console
+
+    console = Console(stderr=json)
+    return Live(console) if console.is_terminal else Lines(console)
+
+
+def step_line(progress: Progress, memory: int) -> str:
+    """Write the numbers of a step in a line.
+
+    Args:
+        progress: of the run.
+        memory: peak, in bytes.
+
+    >>> step_line(Progress(10, 20, 0.5, "model.layers.3", 2.0), 10**9)
+    'loss 0.5000  block model.layers.3  2.00 steps/s  peak 1.0 GB'
+    """
+    speed = f"{progress.rate:.2f} steps/s  peak {memory / 1e9:.1f} GB"
+    return f"loss {progress.loss:.4f}  block {progress.block}  {speed}"
+
+
+def clock(seconds: float) -> str:
+    """Write a time for people.
+
+    >>> clock(61), clock(7322)
+    ('1:01', '2:02:02')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def measurement_line(measurement: Measurement) -> str:
+    """Write an evaluation in a line."""
+    result = measurement.evaluation
+    exact = "" if result.exact_match is None else f"  exact match {100 * result.exact_match:.1f} %"
+    return (
+        f"step {measurement.step}  {measurement.split} {result.metric} {100 * result.value:.1f} %{exact}  "
+        f"loss {result.loss:.4f}  n {result.n}  {result.seconds:.1f} s"
+    )
+
+
+def peak_memory() -> int:
+    """Peak memory so far in bytes: of the GPU if one is in use, else of the process."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

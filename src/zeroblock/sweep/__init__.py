@@ -1,0 +1,1 @@
+"""Sweeps: one file that stands for many runs and one table."""

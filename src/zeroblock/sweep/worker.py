@@ -1,0 +1,162 @@
+"""Workers: processes that make one run after another, so that a crash costs one run and imports happen once.
+
+A worker reads jobs from its standard input, one JSON object per line, and answers each with
+one line.  When its input closes, because the sweep was stopped or killed, it stops its run
+as Ctrl-C would.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import gc
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZeroBlockError
+from ..train.config import Config
+from .plan import Run
+
+STOP_SECONDS = 30.0
+"""How long a stopped worker may take to end its step."""
+
+
+class Worker:
+    """A process that makes runs, seen from the sweep.
+
+    Args:
+        threads: for its arithmetic, unless the environment says; None leaves the number to torch.
+    """
+
+    def __init__(self, threads: int | None) -> None:
+        limits = {} if threads is None else {name: str(threads) for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            env=limits | os.environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a terminal's Ctrl-C reaches the sweep alone, which then stops its workers
+        )
+        self.alive = True
+        """Whether it can make another run."""
+
+    def make(self, run: Run, folder: Path, log: Path) -> str:
+        """Make a run to its end.
+
+        Args:
+            run: the run.
+            folder: its folder.
+            log: a file for everything the run prints.
+
+        Returns:
+            why the run failed; empty if it did not.
+        """
+        job = {"config": run.config.dump(), "folder": str(folder), "log": str(log)}
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(job) + "\n")
+            self.process.stdin.flush()
+            answer = self.process.stdout.readline()
+        except (BrokenPipeError, ValueError):  # it died, or was closed from another thread
+            answer = ""
+        if not answer:
+            self.alive = False
+            return f"its process ended with status {self.process.wait()}; see {log}"
+        result = json.loads(answer)
+        self.alive = result["sound"]
+        return str(result["error"])
+
+    def stop(self) -> None:
+        """Ask it to stop its run and end."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+
+    def close(self) -> None:
+        """Stop it and wait until it has ended."""
+        self.stop()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def main() -> None:
+    """Run as a worker: make the runs that arrive on standard input."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # inherited as ignored from a shell's background
+    jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    from ..train.cache import caching
+
+    with contextlib.suppress(KeyboardInterrupt), caching():
+        while job := jobs.get():
+            error, sound = "", True
+            with _printing_to(Path(job["log"])):
+                try:
+                    error = _make(job["config"], Path(job["folder"]))
+                except ZeroBlockError as mistake:
+                    error = str(mistake)
+                except Exception as mistake:
+                    traceback.print_exc()
+                    error, sound = f"{type(mistake).__name__}: {mistake}", False
+            try:
+                print(json.dumps({"error": error, "sound": sound}), file=answers, flush=True)
+            except BrokenPipeError:  # the sweep is gone
+                return
+            if not sound:
+                sys.exit(1)  # memory or device may be in any state: the next run gets a fresh process
+
+
+def _make(config: str, folder: Path) -> str:
+    """Make a run, or the rest of it; return why it stopped, if it did."""
+    import torch
+
+    from ..report.view import view
+    from ..train.loop import make
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()  # the peak of this run, not of the runs before it
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return make(Config.of(tomllib.loads(config)), folder, view(quiet=False, json=False)).reason
+
+
+def _listen(jobs: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+    for line in sys.stdin:
+        jobs.put(json.loads(line))
+    jobs.put(None)
+    _thread.interrupt_main()
+
+
+@contextlib.contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """Append everything that this process prints, C code included, to a file."""
+    with open(path, "a", encoding="utf-8") as log:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(log.fileno(), stream.fileno())
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    main()

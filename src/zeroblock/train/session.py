@@ -1,0 +1,268 @@
+"""A session: one sitting of a run, from the step it has reached to its end or to where it is stopped."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ZeroBlockError
+from ..evaluate.measurement import Measurement
+from ..journal import Header, Journal, Record, replay
+from ..report.summary import summarize
+from ..report.track import Silent, Tracker, tracker
+from ..report.view import Meter, View, peak_memory
+from ..run.queue import MAX_STEPS
+from . import snapshot
+from .batch import Batches
+from .folder import Folder
+from .learner import ZerothOrder, learner
+from .lr import lr_at
+from .stop import Stop, Stopped
+from .workload import Workload
+
+BUFFERED_STEPS = 10_000
+"""Steps that are kept in memory before they are written to ``steps.csv``."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    Args:
+        folder: where it is.
+        steps: the number of steps it has taken.
+        summary: the content of ``summary.json``; None if the run was stopped before its end.
+        reason: why it was stopped; empty if it finished.
+        code: the exit status to match.
+    """
+
+    folder: Path
+    steps: int
+    summary: dict[str, Any] | None
+    reason: str = ""
+    code: int = 0
+
+
+class Session:
+    """One sitting of a run.
+
+    Args:
+        workload: what it works on.
+        folder: where it writes; locked by this process.
+        view: shows it.
+        journal: takes the records; None for methods without a journal.
+    """
+
+    def __init__(self, workload: Workload, folder: Folder, view: View, journal: Journal | None = None) -> None:
+        self.workload, self.folder, self.view, self.journal = workload, folder, view, journal
+        self.config = workload.config
+        self.learner = learner(self.config, workload.model, self._on_step) if self.config.trains else None
+        self.meter = Meter(self.config.steps, self.learner.blocks if self.learner else ())
+        self.tracker: Tracker = Silent()
+        self.recorded = 0
+        """Steps that the run has taken, those still to be replayed among them."""
+        self.skipped = 0
+        """Steps that moved nothing, because their loss was not finite."""
+        self.past: Sequence[Record] = ()
+        """The records of a resumed run, until they have been replayed."""
+        self.unwritten: list[Record] = []
+        """Steps that ``steps.csv`` lacks."""
+        self.progressed = False
+        """Whether this sitting has added to the run. One that the clock ends must, or the run would never end."""
+        self.seconds_before = 0.0
+        self.start = time.monotonic()
+
+    @property
+    def steps(self) -> int:
+        """Steps that the weights have taken."""
+        return self.learner.steps if self.learner else 0
+
+    def restore(self, header: Header, records: Sequence[Record], force: bool) -> None:
+        """Take up a run where its records end, or at the first evaluation that was lost.
+
+        The weights follow in :meth:`_catch_up`.
+        """
+        assert isinstance(self.learner, ZerothOrder)
+        optimizer = self.learner.optimizer
+        header.check(optimizer, force=force)
+        if note := self.folder.reopen(records, len(records)):
+            self.view.note(note)
+        self.recorded, self.past = len(records), records
+        self.skipped = sum(not record.finite for record in records)
+        self.seconds_before = max((one.elapsed for one in self.folder.measurements), default=0.0)
+        wanted = set(self.workload.exams)
+        past_evaluations = (step for step in self.config.evaluations if step < len(records))
+        usable = next((step for step in past_evaluations if wanted - self.folder.splits_at(step)), len(records))
+        if reason := snapshot.load(self.folder.snapshot, optimizer, records[:usable]):
+            self.view.note(f"{reason}, so all steps are replayed")
+        self.view.note(f"replaying {len(records) - self.steps} of {len(records)} steps")
+
+    def _catch_up(self, evaluations: Sequence[int], stop: Stop) -> None:
+        """Replay to the end of the records or to the next evaluation.
+
+        A replay that is stopped leaves weights of no use; the files are not touched.
+        """
+        assert isinstance(self.learner, ZerothOrder)
+        first = self.steps
+        after = bisect.bisect_right(evaluations, first)
+        end = min([len(self.past), *evaluations[after : after + 1]])
+
+        def check(fraction: float) -> None:
+            stop.check(clock=False)
+            self.view.replaying(first + int(fraction * (end - first)), self.recorded)
+
+        replay(self.learner.optimizer, self.past[first:end], check)
+        if end == len(self.past):
+            self.past = ()
+
+    def go(self) -> Result:
+        """Run to the end, or to where the run is stopped."""
+        for note in self.workload.notes:
+            self.view.note(note)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.view.close)
+            self.tracker = tracker(self.config.track, self.folder.path, dataclasses.asdict(self.config))
+            stack.callback(self.tracker.close)
+            stop = stack.enter_context(Stop(self.config.max_minutes))
+            stack.enter_context(out_of_memory(f"zeroblock resume {self.folder.path}" if self.journal else ""))
+            stack.enter_context(self.folder.writing())
+            try:
+                self._go(stop)
+            except Stopped:
+                self._flush()
+                self._sync()
+                return Result(self.folder.path, self.recorded, None, stop.reason, stop.code)
+            except Exception:
+                self._rescue()
+                raise
+            self._flush()
+            self._sync()  # a journal that was lost is an error now, and not a summary
+            summary = self._summary()
+            self.folder.finish(summary)
+            return Result(self.folder.path, self.steps, summary)
+
+    def _go(self, stop: Stop) -> None:
+        config = self.config
+        batches = Batches(len(self.workload.train), config.batch_size * config.accumulate, config.data_seed)
+        evaluations = config.evaluations
+        due = frozenset(evaluations)
+        while True:
+            if self.steps in due:
+                self._evaluate(stop)
+            if self.learner is None or self.steps >= config.steps:
+                return
+            if stop.late and self.steps and self.journal is None:  # it cannot be resumed, so it ends here
+                self._evaluate(stop)
+                return
+            stop.check(clock=self.progressed)
+            if self.past:
+                self._catch_up(evaluations, stop)
+                continue
+            step = self.steps
+            self.learner.step(self.workload.objectives(batches.at(step)), lr_at(config, step))
+            if config.snapshot_every and self.steps % config.snapshot_every == 0:
+                self._snapshot()
+
+    def _on_step(self, record: Record) -> None:
+        if self.journal is not None:
+            self.journal.append(record)
+        self.recorded += 1
+        self.skipped += not record.finite
+        self.unwritten.append(record)
+        if len(self.unwritten) >= BUFFERED_STEPS:
+            self._write_steps()
+        self.progressed = True
+        self.tracker.log(record.step + 1, {"loss": record.loss, "lr": record.lr})
+        self.view.step(self.meter.step(record))
+
+    def _evaluate(self, stop: Stop) -> None:
+        """Measure the splits that have not been measured at this step."""
+        self._flush()
+        self._sync()
+        if self.learner is not None:
+            self.learner.settle()  # only the last evaluation needs it: the others come after a fold
+        for split, exam in self.workload.exams.items():
+            if split in self.folder.splits_at(self.steps):
+                continue
+
+            def check(done: int, split: str = split, n: int = len(exam.examples)) -> None:
+                stop.check(clock=self.learner is None or (self.progressed and self.journal is not None))
+                self.view.evaluating(self.steps, split, done, n)
+
+            evaluation = self.workload.evaluator(exam, check=check)
+            measurement = Measurement(self.steps, split, evaluation, self.elapsed)
+            self.folder.measured(measurement)
+            self.progressed = True
+            self.view.measured(measurement)
+            numbers = {f"{split}/{evaluation.metric}": evaluation.value, f"{split}/loss": evaluation.loss}
+            self.tracker.log(self.steps, numbers)
+        self.meter.pause()
+
+    def _flush(self) -> None:
+        """Wait for every step that was submitted, and write it down."""
+        if self.learner is not None:
+            try:
+                self.learner.flush()
+            finally:
+                self._write_steps()
+
+    def _write_steps(self) -> None:
+        self.folder.add_steps(self.unwritten)
+        self.unwritten.clear()
+
+    def _sync(self) -> None:
+        """Have the journal on the disk; it raises an error if its file was deleted or cut."""
+        if self.journal is not None:
+            self.journal.sync()
+
+    def _rescue(self) -> None:
+        """Write down the steps that were under way when something failed; the failure is what is reported."""
+        for _ in range(MAX_STEPS + 1):  # each attempt that fails has one step fewer before it
+            with contextlib.suppress(Exception):
+                self._flush()
+                return
+
+    def _snapshot(self) -> None:
+        if isinstance(self.learner, ZerothOrder):
+            self.learner.flush()
+            self._sync()  # a snapshot must not know of steps that the journal may lose
+            snapshot.save(self.folder.snapshot, self.learner.optimizer)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds that the run has taken; earlier sittings count up to their last evaluation."""
+        return self.seconds_before + time.monotonic() - self.start
+
+    def _summary(self) -> dict[str, Any]:
+        summary = summarize(self.config, self.folder.measurements)
+        summary |= {"steps": self.steps, "seconds": round(self.elapsed, 3), "peak_memory": peak_memory()}
+        if self.learner is not None:
+            summary |= {"lr": self.config.lr, "seed": self.config.seed, "data_seed": self.config.data_seed}
+            summary |= {"blocks": len(self.learner.blocks), "skipped": self.skipped}
+        return summary
+
+
+@contextlib.contextmanager
+def out_of_memory(resume: str = "") -> Iterator[None]:
+    """Turn memory that runs out into one line of advice.
+
+    Args:
+        resume: the command that continues the run; empty if there is none.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "can't allocate memory" not in str(error):
+            raise
+        advice = f"; the steps taken are kept: {resume} --max-tokens N" if resume else ""
+        raise ZeroBlockError(
+            f"out of memory: lower --max-tokens (rows are split, the losses stay the same) or --batch-size{advice}"
+        ) from error

@@ -1,0 +1,194 @@
+"""The workload of a run: model, task and data, loaded and encoded."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .. import model as models
+from .. import task as tasks
+from ..engine import Engine
+from ..errors import ZeroBlockError
+from ..evaluate.demonstration import Demonstrations
+from ..evaluate.evaluator import Evaluator, Exam
+from ..step import Closure
+from ..task.own import is_path
+from . import cache
+from .batch import digest, fingerprint
+from .config import BACKPROPAGATION, Config, only_options
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Everything that a run works on.
+
+    Args:
+        config: resolved.
+        model: on its device, in evaluation mode.
+        engine: of the model.
+        task: what the model learns.
+        evaluator: of the task.
+        train: the training examples as the objective reads them, each with the index of its right option.
+        train_exam: the training examples as they are evaluated, if a metric is the objective; else None.
+        exams: the evaluated examples, by split.
+        notes: lines about the data for the user.
+    """
+
+    config: Config
+    model: nn.Module
+    engine: Engine
+    task: tasks.Task
+    evaluator: Evaluator
+    train: tuple[tuple[tasks.Encoded, int], ...]
+    train_exam: Exam | None
+    exams: dict[str, Exam]
+    notes: tuple[str, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the training data as the model reads them."""
+        return fingerprint(*zip(*self.train, strict=True)) if self.train else ""
+
+    @property
+    def exam_digest(self) -> str:
+        """A digest of the evaluated data: dev, test, and the training data if a metric is the objective."""
+        exams = [*self.exams.values(), *([self.train_exam] if self.train_exam else [])]
+        shown = [(one.context, one.options) for exam in exams for one in (*exam.scored, *exam.prompts, *exam.bare)]
+        asked = [(example.right, example.answers) for exam in exams for example in exam.examples]
+        return digest([*shown, *asked, (self.task.metric.name, self.task.max_new_tokens)])
+
+    def objectives(self, batch: Sequence[int]) -> list[Closure]:
+        """The objective on a step's examples, one per micro-batch.
+
+        Args:
+            batch: indices of training examples.
+        """
+        size = self.config.batch_size
+        return [self._objective(batch[start : start + size]) for start in range(0, len(batch), size)]
+
+    def _objective(self, batch: Sequence[int]) -> Closure:
+        if self.train_exam is not None:
+            return functools.partial(self._missed, self.train_exam.take(batch))
+        encoded, labels = zip(*(self.train[i] for i in batch), strict=True)
+        reduction = self.config.loss_over or "tokens"
+        return self.engine.objective(encoded, labels, over=self.task.over, reduction=reduction)
+
+    def _missed(self, exam: Exam) -> float:
+        """One minus the metric; NaN if the scores are NaN."""
+        result = self.evaluator(exam, loss=False)
+        return math.nan if math.isnan(result.loss) and not self.task.metric.generates else 1 - result.value
+
+
+def resolve(config: Config) -> Config:
+    """Decide what a configuration leaves open, and make its paths absolute."""
+    device = models.find_device(config.device)
+    # Adam's steps are far below the grid of 16-bit weights, and nothing here rounds them stochastically
+    dtype = "fp32" if config.dtype == "auto" and config.method == BACKPROPAGATION else config.dtype
+    names = {kind: name for name, kind in models.DTYPES.items()}
+    return config.replace(
+        dtype=names[models.precision(dtype, device)],
+        eval_every=config.every,
+        loss_over=config.loss_over or (None if only_options(config.task) else "tokens"),
+        model=_absolute(config.model) if _is_local(config.model) else config.model,
+        task=_absolute(config.task) if config.task not in tasks.TASKS and is_path(config.task) else config.task,
+        data=_absolute(config.data) if config.data is not None else None,
+    )
+
+
+def prepare(
+    config: Config, *, splits: Sequence[str] = ("dev", "test"), tell: Callable[[str], None] = lambda text: None
+) -> Workload:
+    """Load and encode the data and the model; bad rows are reported before the model is loaded.
+
+    Args:
+        config: resolved.
+        splits: the splits to evaluate on.
+        tell: is called with a line about each stage.
+    """
+    tokenizer = cache.tokenizer(config)
+    task = tasks.get(config.task, tokenizer)
+    if config.objective not in ("loss", task.metric.name):
+        raise ZeroBlockError(
+            f"{task.name} is measured by {task.metric.name}: use objective {task.metric.name} (or loss), not "
+            f"{config.objective}"
+        )
+    sizes = {name: value for name in ("train", "dev", "test") if (value := getattr(config, name)) is not None}
+    tell(f"reading {task.name}")
+    rows = task.load(config.data, seed=config.data_seed, sizes=dataclasses.replace(task.sizes, **sizes))
+    for name in splits:
+        if not getattr(rows, name):
+            raise ZeroBlockError(f"{task.name} has no {name} examples: give more rows")
+    tell(f"loading {config.model} ({config.dtype}, {models.find_device(config.device)})")
+    model: Any = cache.model(config)
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_length
+    encoder = task.encoder(tokenizer, min(config.max_length, longest))
+    graphs = {"auto": None, "on": True, "off": False}[config.graphs]
+    engine = Engine(model, fork=config.engine == "forked", max_tokens=config.max_tokens, graphs=graphs)
+    demonstrations = Demonstrations(rows.train, config.shots, config.data_seed)
+    over = config.loss_over or "tokens"
+    evaluator = Evaluator(engine, tokenizer, task, encoder, demonstrations, config.calibrate, over)
+
+    notes = [rows.note] if rows.note else []
+    if config.loss_over is not None and only_options(config.task):
+        notes.append(f"loss_over has no effect: {task.name} trains on a cross-entropy over its options")
+    pairs: list[tuple[tasks.Encoded, int]] = []
+    examples: list[tasks.Example] = []
+    if config.trains:
+        examples, pairs = _training_examples(config, task, encoder, rows.train)
+        if config.train_tokens is not None:
+            notes.append(
+                f"{len(pairs)} of {len(rows.train)} training examples have at most {config.train_tokens} tokens"
+            )
+    train_exam = evaluator.exam(examples) if config.trains and config.objective != "loss" else None
+    exams = {name: evaluator.exam(getattr(rows, name)[: config.eval_limit]) for name in splits}
+    cut = {"train": [example for example, (one, _) in zip(examples, pairs, strict=True) if one.cut]}
+    notes += _notes(task, encoder, exams, cut | {name: list(exam.cut) for name, exam in exams.items()})
+    return Workload(config, model, engine, task, evaluator, tuple(pairs), train_exam, exams, tuple(notes))
+
+
+def _notes(
+    task: tasks.Task, encoder: tasks.Encoder, exams: dict[str, Exam], cut: dict[str, list[tasks.Example]]
+) -> list[str]:
+    """Say which examples did not fit."""
+    notes = []
+    if any(cut.values()):
+        counts = ", ".join(f"{len(examples)} {name}" for name, examples in cut.items() if examples)
+        first = next(example.where for examples in cut.values() for example in examples)
+        where = f", the first being {first}" if first else ""
+        notes.append(f"contexts cut on the left to {encoder.max_length} tokens: {counts}{where}")
+    if task.metric.generates:
+        long = sum(len(one.options[0]) > task.max_new_tokens for exam in exams.values() for one in exam.scored)
+        if long:
+            notes.append(
+                f"answers longer than the {task.max_new_tokens} tokens that are generated: {long} of dev and test "
+                "(max_new_tokens in the task's TOML)"
+            )
+    return notes
+
+
+def _training_examples(
+    config: Config, task: tasks.Task, encoder: tasks.Encoder, examples: Sequence[tasks.Example]
+) -> tuple[list[tasks.Example], list[tuple[tasks.Encoded, int]]]:
+    """The examples to train on, and the same as the objective reads them."""
+    pairs = [(example, task.training_pair(encoder, example)) for example in examples]
+    if config.train_tokens is not None:
+        pairs = [(e, pair) for e, pair in pairs if max(len(ids) for ids, _ in pair[0].rows) <= config.train_tokens]
+    if not pairs:
+        raise ZeroBlockError(f"{task.name} has no training example left: give more rows, or raise --train-tokens")
+    return [example for example, _ in pairs], [pair for _, pair in pairs]
+
+
+def _is_local(model: str) -> bool:
+    """Whether a model's name means a file or folder; zeroblock's own names do not, whatever files are called."""
+    return model not in models.NAMES and Path(model).expanduser().exists()
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())

@@ -1,0 +1,203 @@
+"""Sweeps for real, on a tiny model: several at a time, failing, killed and continued."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import run_toy
+from toy import PATIENCE_S
+
+COMMAND = [sys.executable, "-c", "import typer; from zeroblock.cli.sweep import sweep; typer.run(sweep)"]
+FILE = """
+tune = ["lr"]
+tune_seeds = 1
+[run]
+model = "{model}"
+steps = {steps}
+batch_size = 4
+train = 20
+dev = 10
+test = 10
+[grid]
+task = {tasks}
+seed = [0, 1]
+[[case]]
+name = "Zero-shot"
+method = "zero-shot"
+seed = 0
+[[case]]
+name = "MeZO-BCD"
+method = "mezo_bcd"
+lr = [1e-2, 1e-3]
+"""
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("toys")
+    run_toy.save_model(folder / "model")
+    run_toy.save_sst2(folder / "data")
+    return folder
+
+
+def sweep_file(toys: Path, path: Path, steps: int = 5, tasks: str = '["sst2"]') -> Path:
+    path.write_text(FILE.format(model=toys / "model", steps=steps, tasks=tasks))
+    return path
+
+
+def start(toys: Path, file: Path, *more: str) -> subprocess.Popen[str]:
+    command = [*COMMAND, str(file), "--out", str(file.parent / "out"), "--data", str(toys / "data"), *more]
+    limits = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=os.environ | limits, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def until(holds: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_sweep_from_the_first_run_to_the_table(toys, tmp_path):
+    file = sweep_file(toys, tmp_path / "toy.toml")
+    process = start(toys, file, "--jobs", "2", "--json")
+    said, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
+    *ends, last = map(json.loads, said.splitlines())
+    assert last == {
+        "out": str(tmp_path / "out"),
+        "finished": 4,
+        "failed": 0,
+        "table": str(tmp_path / "out" / "table.md"),
+    }
+    assert sorted((end["method"], end["seed"]) for end in ends) == [
+        ("mezo_bcd", 0),
+        ("mezo_bcd", 0),
+        ("mezo_bcd", 1),
+        ("zero-shot", 0),
+    ]
+    assert all(0 <= end["test"] <= end["best"] <= 1 for end in ends)
+    runs = read(tmp_path / "out" / "runs.csv")
+    tuning = {row["lr"]: float(row["dev"]) for row in runs if row["method"] == "mezo_bcd" and row["seed"] == "0"}
+    later = next(
+        row for row in runs if row["method"] == "mezo_bcd" and row["seed"] == "1" and row["state"] == "finished"
+    )
+    assert tuning[later["lr"]] == max(tuning.values())
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "Missing" not in text
+    assert "(n=2)" in text
+    folder = tmp_path / "out" / "runs" / later["run"]
+    assert (folder / "summary.md").is_file()
+    assert (folder / "figures" / "blocks.png").is_file()
+
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").glob("*/*")}
+    again = start(toys, file)
+    said, errors = again.communicate(timeout=PATIENCE_S)
+    assert again.returncode == 0, errors
+    assert "1 tasks: 4 runs finished, 0 due\n" in said
+    assert "begin" not in said
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").glob("*/*")} == before
+
+
+def test_a_failing_run_is_told_and_the_others_go_on(toys, tmp_path):
+    file = tmp_path / "toy.toml"
+    shape = f'[run]\nmodel = "{toys / "model"}"\nmethod = "zero-shot"\ndev = 10\ntest = 10\n'
+    file.write_text(shape + '[grid]\ntask = ["rte", "sst2"]\n')  # there are no data of rte
+    process = start(toys, file)
+    said, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert "fail   rte-zero-shot" in errors
+    assert "end    sst2-zero-shot" in said
+    missing = (tmp_path / "out" / "table.md").read_text().partition("## Missing")[2]
+    assert "- rte-zero-shot" in missing
+    assert "train.jsonl" in missing
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda how: how.name)
+def test_a_stopped_sweep_goes_on_where_it_was(toys, tmp_path, how):
+    """The finished run is left alone, the begun one continues its journal, whichever way it was stopped."""
+    file = sweep_file(toys, tmp_path / "toy.toml", steps=400)
+    runs = tmp_path / "out" / "runs"
+    less = ("--set", "lr=1e-2", "--set", "seed=0")
+    process = start(toys, file, *less)
+    until(lambda: len(list(runs.glob("*mezo_bcd*/journal.zbj"))) == 1)
+    journal = next(runs.glob("*mezo_bcd*/journal.zbj"))
+    head = journal.stat().st_size
+    until(lambda: journal.stat().st_size > head + 500)
+    process.send_signal(how)
+    said, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == (143 if how == signal.SIGTERM else -signal.SIGKILL)
+    assert "Traceback" not in errors
+    assert ("the same command continues" in errors) == (how == signal.SIGTERM)
+    until(lambda: _free(journal))  # a worker whose sweep was killed stops by itself
+    assert not (journal.parent / "summary.json").exists()
+    done = {path: path.stat().st_mtime_ns for path in runs.glob("*zero-shot*/*")}
+    assert done
+
+    finished = start(toys, file, *less)
+    said, errors = finished.communicate(timeout=PATIENCE_S)
+    assert finished.returncode == 0, errors
+    assert "begin  sst2-zero-shot" not in said
+    assert {path: path.stat().st_mtime_ns for path in runs.glob("*zero-shot*/*")} == done
+    told = (tmp_path / "out" / "log" / f"{journal.parent.name}.txt").read_text()
+    assert int(re.search(r"replaying (\d+) of \1 steps", told)[1]) > 0
+    assert json.loads((journal.parent / "summary.json").read_text())["steps"] == 400
+    assert len(read(journal.parent / "steps.csv")) == 400
+    assert "\n2 runs, " in (tmp_path / "out" / "table.md").read_text()
+
+
+def _free(path: Path) -> bool:
+    """Whether no process has a file open."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if Path(os.readlink(link)) == path:
+                return False
+        except OSError:
+            continue
+    return True
+
+
+def test_the_death_of_a_process_costs_one_run(toys, tmp_path):
+    """A worker that is killed, as by the system when memory runs out, is told of, and the sweep ends in order."""
+    file = sweep_file(toys, tmp_path / "toy.toml", steps=4000)
+    process = start(toys, file, "--set", "lr=[1e-2]", "--set", "seed=[0]", "--set", "eval_every=4000")
+    runs = tmp_path / "out" / "runs"
+    until(lambda: bool(list(runs.glob("*mezo_bcd*/journal.zbj"))))
+    threads = Path(f"/proc/{process.pid}/task").iterdir()
+    workers = [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
+    assert len(workers) == 1
+    os.kill(workers[0], signal.SIGKILL)
+    said, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert "end    sst2-zero-shot" in said
+    assert re.search(r"fail   sst2-mezo_bcd-seed0-\w+: its process ended with status -9; see ", errors)
+
+
+def test_what_goes_wrong_in_the_sweep_itself_stops_it(toys, tmp_path):
+    """Here the table cannot be written once a run has ended: told at once, and no process is left behind."""
+    file = sweep_file(toys, tmp_path / "toy.toml", steps=4000)
+    process = start(toys, file, "--jobs", "2", "--set", "seed=0")
+    table = tmp_path / "out" / "table.md"
+    until(table.exists)
+    table.unlink()
+    table.mkdir()
+    _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode != 0
+    assert "IsADirectoryError" in errors
+    until(lambda: all(_free(journal) for journal in (tmp_path / "out").glob("runs/*/journal.zbj")))
