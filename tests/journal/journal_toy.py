@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import zeroblock as zb
 from toy import Tiny, next_token
+from zeroblock.cli import main
 from zeroblock.journal import Header, Journal, Record
 
 RATES = {"mezo_adam": 3e-3, "mezo_bcd_adam": 3e-3, "zo_sign": 3e-3}
@@ -71,3 +75,14 @@ def save_reviews(folder: Path) -> Path:
 def tokens_loss(model: nn.Module) -> Any:
     tokens = torch.arange(2, 34).view(2, 16)
     return lambda: model(input_ids=tokens, labels=tokens).loss
+
+
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    """Exit status and output of the real command line."""
+    monkeypatch.setattr(sys, "argv", ["zeroblock", *map(str, words)])
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # which the command line sets for good
+    capsys.readouterr()  # of loading a model to forge from
+    with pytest.raises(SystemExit) as left:
+        main()
+    said = capsys.readouterr()
+    return int(left.value.code or 0), said.out + said.err

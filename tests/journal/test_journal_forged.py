@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import struct
-import sys
 import warnings
 import zlib
 from pathlib import Path
@@ -14,11 +13,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from journal_toy import save_model, tokens_loss, write
+from journal_toy import command, save_model, tokens_loss, write
 
 import zeroblock as zb
 from toy import Tiny, same, snapshot
-from zeroblock.cli import main
 from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import Header, Journal, export, read
 
@@ -43,17 +41,6 @@ def forge(path: Path, header: Header, rows: list[Row], **fields: Any) -> Path:
 @pytest.fixture
 def header() -> Header:
     return Header.of(zb.mezo(Tiny(), 1e-2), model="tiny")
-
-
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    """Exit status and output of the real command line."""
-    monkeypatch.setattr(sys, "argv", ["zeroblock", *map(str, words)])
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # which the command line sets for good
-    capsys.readouterr()  # of loading a model to forge from
-    with pytest.raises(SystemExit) as left:
-        main()
-    said = capsys.readouterr()
-    return int(left.value.code or 0), said.out + said.err
 
 
 # Numbers that no optimizer writes

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+import warnings
 from pathlib import Path
 
 import pytest
-from journal_toy import key, write
+from journal_toy import command, key, save_model, save_reviews, write
 
 import zeroblock as zb
 from toy import Tiny
@@ -111,6 +112,7 @@ def test_another_file_in_its_place_is_left_alone_and_the_run_fails(path: Path) -
     with pytest.raises(ZeroBlockError, match="was replaced"):
         journal.close()
     journal.close()
+    assert list(path.parent.glob("journal.rescued-*.zbj")) == [rescued]
 
 
 def test_a_folder_that_is_gone_is_a_clear_failure(tmp_path: Path) -> None:
@@ -132,6 +134,46 @@ def test_a_resumed_journal_keeps_the_steps_it_began_with(path: Path) -> None:
     with pytest.warns(zb.ZeroBlockWarning, match="6 steps were written anew"):
         journal.close()
     assert holds(path, records[:6])
+
+
+@pytest.mark.parametrize(
+    ("accident", "code", "message"),
+    [("delete", 0, "was deleted during the run; its"), ("replace", 2, "was replaced by another file")],
+)
+def test_a_run_of_the_command_line_notices(
+    accident: str,
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, append = tmp_path / "out", Journal.append
+
+    def then_lose(journal: Journal, record: Record) -> None:
+        append(journal, record)
+        if record.step == 5:
+            journal.path.unlink()
+            if accident == "replace":
+                journal.path.write_text("precious")
+
+    monkeypatch.setattr(Journal, "append", then_lose)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", zb.ZeroBlockWarning)
+        found, said = command(
+            monkeypatch, capsys, "train", "--model", save_model(tmp_path / "model"), "--task", "sst2", "--data",
+            save_reviews(tmp_path / "data"), "--device", "cpu", "--lr", 1e-3, "--steps", 8, "--batch-size", 4,
+            "--eval-limit", 2, "--no-eval-start", "--fsync", 3600, "--out", out,
+        )  # fmt: skip
+    assert found == code, said
+    assert message in said
+    if accident == "delete":
+        assert len(read(out).records) == 8
+    else:
+        assert (out / "journal.zbj").read_text() == "precious"
+        (rescued,) = out.glob("journal.rescued-*.zbj")
+        assert len(read(rescued).records) >= 6
+        assert not (out / "summary.json").exists()
 
 
 # Forks

@@ -1,4 +1,4 @@
-"""Which weights a journal starts from: a fingerprint that is fast at any size and the same on any device."""
+"""The fingerprint of the weights that a journal starts from: fast at any size, and the same on any device."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ..errors import ZeroBlockError
 
-PIECES, PIECE = 16, 4096
-"""Of a tensor of more than PIECES·PIECE bytes, PIECES evenly spaced pieces of PIECE bytes are hashed."""
+PIECES, PIECE_BYTES = 16, 4096
+"""A tensor of more than PIECES·PIECE_BYTES bytes is sampled: PIECES evenly spaced pieces of it are hashed."""
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32"}
 """Names of dtypes in safetensors files; others keep the file's name."""
@@ -25,7 +25,7 @@ MAX_SAFETENSORS_HEADER = 100_000_000
 
 
 class Leaf(NamedTuple):
-    """One tensor: what it is, and a way to read bytes of it, row-major and little-endian."""
+    """One tensor: its name, type and size, and a way to read its bytes, row-major and little-endian."""
 
     name: str
     dtype: str
@@ -37,8 +37,8 @@ class Leaf(NamedTuple):
 def fingerprint(weights: nn.Module | str | Path) -> str:
     """A hash of the parameters' names, shapes, dtypes and sampled bytes: 16 pieces of 4 KiB of every tensor.
 
-    Every tensor is sampled, so that a fine-tune of the same model is told apart; a change
-    of a few weights between the samples is not.  The order of the tensors does not matter.
+    Every tensor is sampled, so a fine-tune of the same model has another fingerprint; a change of a few weights
+    between the samples goes unnoticed.  The order of the tensors does not matter.
 
     Args:
         weights: a model on any device, or a folder (or file) of safetensors, of which only the
@@ -65,10 +65,10 @@ def order(model: nn.Module) -> str:
 
 
 def _sampled(leaf: Leaf) -> bytes:
-    if leaf.nbytes <= PIECES * PIECE:
+    if leaf.nbytes <= PIECES * PIECE_BYTES:
         return leaf.pieces([0], leaf.nbytes)
-    last = (leaf.nbytes - PIECE) // 8 * 8  # on an element of any dtype
-    return leaf.pieces([last * i // (PIECES - 1) // 8 * 8 for i in range(PIECES)], PIECE)
+    last = (leaf.nbytes - PIECE_BYTES) // 8 * 8  # on an element of any dtype
+    return leaf.pieces([last * i // (PIECES - 1) // 8 * 8 for i in range(PIECES)], PIECE_BYTES)
 
 
 def _of_module(model: nn.Module) -> Iterator[Leaf]:

@@ -60,6 +60,7 @@ class Journal:
         """What the file holds, byte for byte."""
         self._synced = time.monotonic()
         self._broken: ZeroBlockError | None = None
+        self._replaced: ZeroBlockError | None = None
         _open_journals.add(self)
 
     @classmethod
@@ -189,7 +190,7 @@ class Journal:
             return
         if not os.path.samestat(mine, there):
             if not self._data.startswith(self.path.read_bytes()):  # not even an older copy: it is somebody's own
-                self._refuse_replaced()
+                raise self._replaced or self._rescued()
             self._rewrite("replaced by an older copy", replace=True)
         elif mine.st_size != len(self._data):
             self._rewrite("cut" if mine.st_size < len(self._data) else "written to by another program", replace=True)
@@ -211,13 +212,15 @@ class Journal:
             stacklevel=5,
         )
 
-    def _refuse_replaced(self) -> None:
+    def _rescued(self) -> ZeroBlockError:
+        """Save the journal beside the file that took its name, once; the error that says so."""
         rescue = self.path.with_name(f"{self.path.stem}.rescued-{secrets.token_hex(4)}{self.path.suffix}")
         write(rescue, bytes(self._data))
-        raise ZeroBlockError(
+        self._replaced = ZeroBlockError(
             f"{str(self.path)!r} was replaced by another file during the run; the run's own journal, with {self.steps} "
             f"steps, is in {str(rescue)!r}: move it back, then zeroblock resume takes it up from there"
         )
+        return self._replaced
 
     def _lost(self, error: OSError) -> ZeroBlockError:
         advice = "free some space" if error.errno in DISK_FULL else "check the disk"
