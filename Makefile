@@ -3,9 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 SMOLLM2 := .venv/.smollm2
+OPERATIONS := noise adam outer journal  # attention.py and replay.py need a GPU
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test quick slow test-gpu wheel-test check methods bench bench-noise bench-journal bench-step clean
+.PHONY: help install demo test quick slow test-gpu wheel-test check methods bench bench-step clean $(addprefix bench-,$(OPERATIONS))
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,13 +48,10 @@ check: install ## Lint, check formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: bench-step bench-noise bench-journal ## Run the benchmarks (DATA=folder of the tasks, else reviews); rows are appended to results/*.csv
+bench: bench-step $(addprefix bench-,$(OPERATIONS)) ## Run the benchmarks (DATA=folder of the tasks, else reviews); rows are appended to results/*.csv
 
-bench-noise: install
-	$(BIN)/python bench/noise.py --csv results/noise.csv
-
-bench-journal: install
-	$(BIN)/python bench/journal.py --csv results/journal.csv
+$(addprefix bench-,$(OPERATIONS)): bench-%: install
+	$(BIN)/python bench/$*.py --csv results/$*.csv
 
 bench-step: $(SMOLLM2)
 	$(BIN)/zeroblock bench step --model opt-125m $(if $(DATA),--task sst2 --data $(DATA),--task reviews) --csv results/bench.csv

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import importlib
 import itertools
 import os
 import shutil
@@ -61,7 +62,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> type:
 
 # The quick tier: everything but the test functions named in slow.txt, which `make slow` writes by measuring.
 SLOW = Path(__file__).with_name("slow.txt")
-SLOW_S = 2.0
+SLOW_S = 3.0
 """Seconds of processor time, all parameters of a test function together, from which on it is slow."""
 BEGAN = pytest.StashKey[float]()
 
@@ -76,9 +77,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    if config.getoption("quick") or config.getoption("write_slow"):
+        for name in ("torch._dynamo", "transformers.models.llama.modeling_llama"):  # else the first user pays for it
+            importlib.import_module(name)
     slow = set(SLOW.read_text().split()) if config.getoption("quick") else set()
     wheel = "wheel" in config.option.markexpr  # make wheel-test alone installs the wheel
-    left_out = {item for item in items if _function(item.nodeid) in slow or ("wheel" in item.keywords and not wheel)}
+    left_out = {
+        item for item in items if _function(item.nodeid) in slow or (item.get_closest_marker("wheel") and not wheel)
+    }
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
@@ -113,8 +119,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
         if getattr(report, "when", None) == "teardown":
             taken[_function(report.nodeid)] += dict(report.user_properties).get("processor_s", 0.0)
-    slow = sorted(name for name, seconds in taken.items() if seconds >= SLOW_S)
+    limit = SLOW_S if config.getoption("write_slow") else 2 * SLOW_S  # a measurement varies
+    slow = sorted(name for name, seconds in taken.items() if seconds >= limit)
     if config.getoption("write_slow"):
         SLOW.write_text("".join(f"{name}\n" for name in slow))
-    elif slow:
-        terminalreporter.write_line(f"slow, and not in slow.txt (make slow would enter them): {', '.join(slow)}")
+        return
+    text = "".join(path.read_text() for path in SLOW.parent.rglob("test_*.py"))
+    gone = [name for name in SLOW.read_text().split() if f"def {name}(" not in text]
+    for names, fault in ((slow, "slow, but not in slow.txt"), (gone, "in slow.txt, but no test has this name")):
+        if names:
+            terminalreporter.write_line(f"{fault} (bring it up to date with: make slow): {', '.join(names)}")

@@ -78,3 +78,12 @@ def test_the_table_of_methods_names_them_all() -> None:
     table = README.partition("| method | partition |")[2].partition("\n\n")[0]
     names = [name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])]
     assert sorted(names) == sorted(METHODS)
+
+
+def test_the_parts_of_contributing_are_the_strangers() -> None:
+    """What it shows is what ``test_parts.py`` runs, to the letter."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    stranger = (ROOT / "tests" / "stranger.py").read_text()
+    assert all(block in stranger for block in blocks)
+    shown = re.findall(r"@(\w+)\.register", "".join(blocks))
+    assert sorted(shown) == ["ESTIMATORS", "RULES", "SCHEDULES", "SUBSPACES"]

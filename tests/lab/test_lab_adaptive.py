@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from specimen import adaptive_run
 
 import zeroblock as zb
 from toy import Tiny, next_token
 from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import Header, Journal
-from zeroblock.lab.adaptive import Diagnosis, Seen, probabilities, read, shares, synthetic
+from zeroblock.lab.adaptive import Diagnosis, Seen, probabilities, read, shares
 from zeroblock.lab.runner import Runner
 from zeroblock.schedule import Adaptive
 
@@ -22,7 +23,7 @@ SCHEDULE = Adaptive(decay=0.2, warmup=20)
 
 def test_reconstructed_probabilities_reproduce_the_runs_choices() -> None:
     """The optimizer's own picks follow from the reconstructed scores: the reconstruction is the run's."""
-    steps = synthetic(6, 120, SCHEDULE, seed=3)
+    steps = adaptive_run(6, 120, SCHEDULE, seed=3)
     scores = [0.0] * 6
     p = probabilities(steps, SCHEDULE, 6)
     for t, seen in enumerate(steps):
@@ -50,7 +51,7 @@ def test_shares_follow_the_probabilities() -> None:
 
 
 def test_the_run_lies_in_the_band_and_the_band_can_miss() -> None:
-    steps = synthetic(5, 600, SCHEDULE, seed=0)
+    steps = adaptive_run(5, 600, SCHEDULE, seed=0)
     table = Diagnosis(tuple(steps), SCHEDULE, 5, trajectories=400).measure(Runner())["adaptive"]
     # the run's picks less their probabilities are a martingale: within four standard deviations, half a band each
     assert bool(((table.run - table["mean"]).abs() <= 4 * (table.high - table.low) / (2 * 1.96)).all())

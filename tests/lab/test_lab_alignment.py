@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from scipy import stats
+from specimen import current_alignment
 
 from zeroblock.errors import ZeroBlockError
 from zeroblock.lab import alignment as a
@@ -74,7 +75,7 @@ def test_the_optimizer_uses_the_projection_it_names(kind) -> None:
     optimizer = kind(s).optimizer(h, start(64, 0), 0.0, 1e-4, 0)
     rhos = []
     for _ in range(300):
-        rhos.append(a.current(optimizer, h))
+        rhos.append(current_alignment(optimizer, h))
         optimizer.step(optimizer.model)
     name = {"sparse": "sparse (Bernoulli)"}.get(kind.label, kind.label)
     moments = a.ENSEMBLES[name].moments(h, s)
@@ -89,7 +90,7 @@ def test_controlled_alignment_has_its_closed_form(gamma: float) -> None:
     assert chosen == math.ceil(16 * gamma)
     rhos = []
     for _ in range(200):
-        rhos.append(a.current(optimizer, h))
+        rhos.append(current_alignment(optimizer, h))
         optimizer.step(optimizer.model)
     values = torch.tensor(rhos)
     expected = a.expected_controlled(h, 16, chosen)

@@ -1,4 +1,4 @@
-"""Descent on quadratics: by the library's optimizer, faster with more alignment, in proportion to 1/ρ̄."""
+"""Descent on quadratics: by the library's optimizer, and what alignment and shape change at which learning rate."""
 
 from __future__ import annotations
 
@@ -7,63 +7,62 @@ import pytest
 import torch
 
 import zeroblock
+from zeroblock.basis import Site
 from zeroblock.errors import ZeroBlockError
-from zeroblock.lab.convergence import Convergence, Fit
+from zeroblock.lab.convergence import SHOWN, Convergence, Fit
 from zeroblock.lab.curves import Curves
 from zeroblock.lab.descent import descend, start
 from zeroblock.lab.projection import THREE, Controlled, Haar, LowRank, Orthonormal
 from zeroblock.lab.quadratic import Quadratic, hessian, heterogeneous
 from zeroblock.lab.runner import Runner
-from zeroblock.noise import Distribution, Key, Rounding
+from zeroblock.noise import Key
 
 
 @pytest.fixture(scope="module")
 def frames():
-    study = Convergence(64, 16, 16, 2e-3, short=100, long=1500, seeds=2, left=(0.0, 0.4, 1.0),
-                        gammas=(0.0, 0.2, 0.4, 0.7, 1.0))  # fmt: skip
-    return study.measure(Runner())
+    return Convergence(64, 16, 16, 2e-3, 0.1, 1500, seeds=12, gammas=SHOWN).measure(Runner())
 
 
-def test_higher_gamma_is_more_aligned_and_faster(frames) -> None:
-    mean = frames["convergence"].groupby("gamma").mean(numeric_only=True)
-    assert mean.mean_rho.is_monotonic_increasing
-    assert mean.iterations.is_monotonic_decreasing
-    last = frames["convergence_curves"].query("step == 100").groupby("gamma").loss.mean()
-    assert last.is_monotonic_decreasing
+def test_at_a_fixed_learning_rate_steps_fall_as_one_over_the_alignment(frames) -> None:
+    fixed = frames["convergence"].query("kind == 'fixed'")
+    assert fixed.mean_rho.is_monotonic_increasing
+    assert fixed.steps.is_monotonic_decreasing
+    product = fixed.steps * fixed.mean_rho
+    assert float(product.max() / product.min()) < 1.4
+    assert float(fixed.mean_rho.max() / fixed.mean_rho.min()) > 3.5
+    assert frames["convergence_fit"].set_index("line").loc["through the origin"].r2 > 0.95
 
 
-def test_iterations_times_alignment_is_constant(frames) -> None:
-    """Within ±20 % of its mean over γ, while ρ̄ itself spans a factor of four."""
-    mean = frames["convergence"].groupby("gamma").mean(numeric_only=True)
-    product = mean.iterations * mean.mean_rho
-    assert float(product.max() / product.mean()) < 1.2
-    assert float(product.min() / product.mean()) > 0.8
-    assert float(mean.mean_rho.max() / mean.mean_rho.min()) > 3.5
-    through = frames["convergence_fit"].set_index("line").loc["through the origin"]
-    assert through.r2 > 0.95
+def test_at_its_own_learning_rate_alignment_hardly_matters(frames) -> None:
+    """Alignments that differ fourfold: steps differ threefold and more at a fixed rate, far less at their own."""
+    own = frames["convergence"].query("factor == 1.0")
+    assert bool((own.reached == 1).all())
+    fixed = frames["convergence"].query("kind == 'fixed'")
+    assert float(fixed.steps.max() / fixed.steps.min()) > 3
+    assert float(own.steps.max() / own.steps.min()) < 1.8  # 1.1 at full size, where the errors are 2 %
 
 
 def test_a_run_is_the_optimizers() -> None:
     """The lab's loss is what ``ZeroOrder`` gives on the same module, step for step."""
     h = hessian(32, 8)
-    trace = descend(h, LowRank(8), lr=1e-2, eps=1e-4, steps=20, seed=4)
+    losses = descend(h, LowRank(8), lr=1e-2, eps=1e-4, steps=20, seed=4)
     model = Quadratic(h, start(32, 4))
     optimizer = zeroblock.ZeroOrder(
         model, 1e-2, partition=zeroblock.whole, schedule=zeroblock.Ascending(), subspace=Haar(8),
         estimator=zeroblock.TwoSided(1e-4), seed=4,
     )  # fmt: skip
     for t in range(20):
-        assert float(model().detach()) == trace.loss[t]
+        assert float(model().detach()) == losses[t]
         optimizer.step(model)
-    assert float(model().detach()) == trace.loss[20]
-    assert trace.loss[20] < trace.loss[0]
+    assert float(model().detach()) == losses[20]
+    assert losses[20] < losses[0]
 
 
 @pytest.mark.parametrize("kind", THREE)
 def test_three_projections_descend_alike(kind) -> None:
     h = heterogeneous(128, 4, 8, seed=0)
-    reference = descend(h, THREE[0](32), lr=5e-4, eps=1e-4, steps=300, seed=1, origin=0).loss
-    loss = descend(h, kind(32), lr=5e-4, eps=1e-4, steps=300, seed=0, origin=0).loss
+    reference = descend(h, THREE[0](32), lr=5e-4, eps=1e-4, steps=300, seed=1, origin=0)
+    loss = descend(h, kind(32), lr=5e-4, eps=1e-4, steps=300, seed=0, origin=0)
     assert loss[-1] < 0.5 * loss[0]
     assert loss[-1] == pytest.approx(reference[-1], rel=0.5)
 
@@ -72,21 +71,21 @@ def test_the_basis_keeps_the_contract_of_the_core() -> None:
     """What ``perturbed`` measures along is what ``add_``, ``coords`` and ``lift_`` move along."""
     param = torch.randn(12, dtype=torch.float64)
     key = Key(3, 5)
-    basis = Haar(4).basis(param, key, 0, None, Distribution.NORMAL)
+    basis = Haar(4).basis(param, key, Site(0))
     assert isinstance(basis, Orthonormal)
     assert basis.size == 4
     z = basis.coords(param, key, slice(0, 4))
-    direction = basis.factor @ z.double()
-    assert torch.allclose(basis.perturbed(param, key, 0.5, Rounding.NEAREST), param + 0.5 * direction)
+    direction = basis.columns @ z.double()
+    assert torch.allclose(basis.perturbed(param, key, 0.5), param + 0.5 * direction)
     moved = param.clone()
-    basis.add_(moved, key, (0.25, -1.0), 0.9, Rounding.NEAREST)
-    other = basis.factor @ basis.coords(param, key.to(probe=1), slice(0, 4)).double()
+    basis.add_(moved, key, (0.25, -1.0), 0.9)
+    other = basis.columns @ basis.coords(param, key.to(probe=1), slice(0, 4)).double()
     assert torch.allclose(moved, 0.9 * param + 0.25 * direction - other)
     lifted = param.clone()
-    basis.lift_(lifted, z, slice(0, 4), -2.0, key, 1.0, Rounding.NEAREST)
+    basis.lift_(lifted, z, slice(0, 4), -2.0, key, 1.0)
     assert torch.allclose(lifted, param - 2 * direction)
     assert torch.allclose(basis.transport(z, basis), z, atol=1e-6)
-    assert not torch.equal(basis.factor, Haar(4).basis(param, Key(3, 6), 0, None, Distribution.NORMAL).factor)
+    assert not torch.equal(basis.columns, Haar(4).basis(param, Key(3, 6), Site(0)).columns)
 
 
 def test_momentum_runs_over_a_haar_basis() -> None:
@@ -115,14 +114,17 @@ def test_a_fit_recovers_its_line() -> None:
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ZeroBlockError, match="start with 0"):
-        Convergence(gammas=(0.5, 1.0), left=(0.5,)).measure(Runner())
+    with pytest.raises(ZeroBlockError, match="three values of gamma"):
+        Convergence(gammas=(0.5, 1.0)).measure(Runner())
     with pytest.raises(ZeroBlockError, match="at least 1"):
         descend(hessian(8, 4), Controlled(4, 0.5), lr=0.1, eps=1e-3, steps=0, seed=0)
 
 
-def test_curves_report_equal_alignment() -> None:
-    frame = Curves(64, 4, 4, (16,), 1e-3, steps=100, seeds=2).measure(Runner())["curves"]
-    rho = frame.groupby("projection").mean_rho.mean()
-    assert len(rho) == 3
-    assert float(rho.max() / rho.min()) < 1.6
+def test_projections_agree_at_a_small_learning_rate_and_part_at_a_large_one() -> None:
+    study = Curves(128, 4, 8, (64,), 2e-4, (2e-4, 2e-3), 150, seeds=8, checked=30)
+    frames = study.measure(Runner())
+    sweep = frames["curves_lr"].pivot(index="projection", columns="lr", values="loss")
+    assert float(sweep[2e-4].max() / sweep[2e-4].min()) < 1.15
+    assert sweep[2e-3]["block-sparse"] > 3 * sweep[2e-3]["low-rank"]
+    checked = frames["curves"].dropna(subset="zero_order")
+    assert float((checked.zero_order - checked.loss).abs().max()) < 0.25  # one run against the mean of eight

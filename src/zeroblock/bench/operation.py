@@ -39,9 +39,9 @@ def table(args: argparse.Namespace, operations: Callable[[Tensor], Operations], 
     """Time every operation in every dtype, print a line for each and append the rows to the CSV.
 
     Args:
-        args: of :func:`arguments`.
-        operations: those on given weights.
-        baseline: the name of the one in plain torch.
+        args: the options that :func:`arguments` has parsed.
+        operations: makes the operations on given weights.
+        baseline: the name of the operation in plain torch.
     """
     n, rows = args.numel, []
     print(f"{machine(args.device)}, torch {torch.__version__}, {n:,} elements")

@@ -1,13 +1,17 @@
-"""The theory lab: the paper's theory drawn, checked numerically, and measured on a model of one's own.
+"""The theory lab draws the paper's theory, checks it numerically, and measures its quantities on a model.
 
-Everything that descends does so through :class:`zeroblock.ZeroOrder`: a projection of the paper is a
-composition of the library's own parts (:mod:`.projection`), so what is measured here is what trains a model.
+A projection of the paper is a composition of the library's own parts (:mod:`.projection`), which
+:class:`zeroblock.ZeroOrder` runs.  Studies over many seeds and learning rates use a batched form of the same steps
+(:mod:`.batched`), which tests hold against ``ZeroOrder``.
 
-    hessian, spectrum       quadratic.py     the random quadratic and its module
-    M                       projection.py    the three projections of Definition 3.5, and the γ-controlled one
-    ρ                       alignment.py     draws of ρ, its mean and variance in closed form
-    theorems                bounds.py        calculators with checked preconditions
-    lemmas                  moment.py        the identities behind the proofs, and where they fail
+    quadratic.py                        the random quadratic and its module
+    projection.py, batched.py           the three projections of Definition 3.5, as optimizers and as batches of runs
+    alignment.py                        draws of ρ; its mean, variance and largest value in closed form
+    bounds.py                           the theorems as calculators with checked preconditions
+    check.py                            one line of the paper beside its measurement
+    moment.py, smoothing.py, event.py   the lemmas: moments, smoothed losses, events and concentration
+    rate.py, stability.py               Theorems 3.3 and 3.10 against runs
+    study.py and the other files        the studies of ``zeroblock lab``; depth.py and model.py measure a language model
 
 ``zeroblock lab all --out DIR`` draws every figure; ``docs/theory.md`` reads them.
 """

@@ -1,4 +1,4 @@
-"""The diagnostic of an adaptive run: selection probabilities over time, and the sampled share of each block."""
+"""The diagnosis of an adaptive run: selection probabilities over time, and the share of steps of each block."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
@@ -18,10 +19,13 @@ from . import figure
 from .runner import Runner
 from .study import Frames
 
+FLOOR = 1e-4
+"""Probabilities and shares below this are drawn as this."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What the schedule learns from in a step."""
+    """The part of a step's record that the schedule learns from."""
 
     step: int
     block: int
@@ -29,9 +33,9 @@ class Seen:
 
 
 def read(path: Path) -> list[Seen]:
-    """Steps of a run's folder, of a journal, or of a JSONL file.
+    """Read the steps of a run's folder, of a journal, or of a JSONL file.
 
-    A line of the latter is an object with at least ``step``, ``block`` and ``coeffs``.  Steps must follow each other;
+    Each line of a JSONL file is an object with at least ``step``, ``block`` and ``coeffs``.  Steps must be consecutive;
     a last line that a killed run cut short is left out.
     """
     if path.is_dir() or path.suffix == ".zbj":
@@ -80,11 +84,11 @@ def diagnose(
     trajectories: int = 1000,
     every: int | None = None,
 ) -> Diagnosis:
-    """The diagnosis of a run on disk.
+    """Diagnose a run on disk.
 
     Args:
         path: see :func:`read`.
-        schedule, blocks, interval: of a JSONL of records, which does not tell; a journal's own are in its header.
+        schedule, blocks, interval: for a JSONL of records, which does not hold them; a journal's header does.
         trajectories, every: see :class:`Diagnosis`.
     """
     steps = tuple(read(path))
@@ -94,19 +98,19 @@ def diagnose(
         from ..journal.spec import build
 
         header = read_journal(path).header
-        found = build("schedule", header.method["schedule"])
-        if not isinstance(found, Adaptive):
+        own = build("schedule", header.method["schedule"])
+        if not isinstance(own, Adaptive):
             raise ZeroBlockError(f"{path} chose its blocks by {header.parts.get('schedule')}, not adaptively")
-        schedule, interval = found, header.method["interval"]
+        schedule, interval = own, header.method["interval"]
         labels, blocks = header.blocks, len(header.blocks)
     n = max(step.block for step in steps) + 1 if blocks is None else blocks
     return Diagnosis(steps, schedule, n, labels, trajectories=trajectories, every=every, interval=interval)
 
 
 def probabilities(steps: Sequence[Seen], schedule: Adaptive, n: int) -> np.ndarray:
-    """p_t of every step, (T, n): what ``Adaptive`` would draw from before the step, by its own functions.
+    """The distribution that ``Adaptive`` draws from before every step, (T, n), by its own functions.
 
-    Steps with a coefficient that is not finite moved nothing and taught nothing.
+    A step with a coefficient that is not finite moved nothing, so the schedule learns nothing from it.
     """
     if max(step.block for step in steps) >= n:
         raise ZeroBlockError(f"the run visits block {max(step.block for step in steps)}, but there are {n} blocks")
@@ -120,13 +124,13 @@ def probabilities(steps: Sequence[Seen], schedule: Adaptive, n: int) -> np.ndarr
 
 
 def shares(p: np.ndarray, trajectories: int = 1000, seed: int = 0) -> np.ndarray:
-    """Share of each block in simulated trajectories of p, (T, n) → (trajectories, n).
+    """The share of each block in trajectories drawn from p, (T, n) → (trajectories, n).
 
-    One uniform number a step and trajectory is looked up in the cumulated row; 1,000 trajectories of 20,000 steps
+    One uniform number per step and trajectory is looked up in the cumulated row; 1,000 trajectories of 20,000 steps
     over 27 blocks take a second or two.
     """
     if trajectories < 1 or len(p) < 1:
-        raise ZeroBlockError("a simulation wants at least one trajectory of at least one step")
+        raise ZeroBlockError("a simulation needs at least one trajectory of at least one step")
     generator = np.random.default_rng(seed)
     counts = np.zeros((trajectories, p.shape[1]))
     every = np.arange(trajectories)
@@ -143,13 +147,13 @@ class Diagnosis:
     Args:
         steps: of the run.
         schedule: with the run's decay and temperature.
-        blocks: N.
+        blocks: the number of blocks.
         labels: names of the blocks, for the table.
-        trajectories: simulated.
-        every: steps averaged in one column of the heat map; a hundredth of the run, at most the paper's 100, if None.
-        interval: steps a turn: the schedule chooses once a turn.
+        trajectories: how many to simulate.
+        every: steps averaged in one column of the heat map; by default a hundredth of the run, at most the paper's 100.
+        interval: steps per turn; the schedule chooses once per turn.
         seed: of the trajectories.
-        subject: what the caption calls the run.
+        subject: the run's name in the caption.
     """
 
     steps: tuple[Seen, ...]
@@ -174,9 +178,9 @@ class Diagnosis:
         return {
             "adaptive": (
                 f"Adaptive selection over {len(self.steps):,} steps{self.subject and f' of {self.subject}'}: (a) "
-                f"probability of each block, averaged every {self._every} steps, with the likeliest block below; (b) "
-                f"share of each block in {self.trajectories:,} trajectories drawn from those probabilities, with a 95 "
-                "% band, and the share the run itself took."
+                f"the probability of each block on a log scale, averaged every {self._every} steps, and the likeliest "
+                f"block below; (b) the share of each block in {self.trajectories:,} trajectories drawn from those "
+                "probabilities (95 % band) and in the run itself (diamonds; blocks that were never taken have none)."
             )
         }
 
@@ -212,52 +216,27 @@ class Diagnosis:
     def draw(self, frames: Frames) -> dict[str, Figure]:
         table, heat = frames["adaptive"], frames["adaptive_probabilities"]
         p = heat.filter(like="block_").to_numpy().T
-        drawn = Figure(figsize=(figure.WIDE, 2.9), layout="constrained")
-        left, right = drawn.subfigures(1, 2, width_ratios=(1.25, 1), squeeze=False)[0]
+        drawn = Figure(figsize=(figure.WIDE, 3.1), layout="constrained")
+        left, right = drawn.subfigures(1, 2, width_ratios=(1.35, 1), squeeze=False)[0]
         top, below = left.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         edge = [*heat.step, heat.step.iloc[-1] + self._every]
-        mesh = top.pcolormesh(edge, np.arange(self.blocks + 1) - 0.5, p, cmap="viridis", rasterized=True)
-        top.set(ylabel="block")
-        top.set_title("(a)", loc="left", fontweight="bold")
+        # a few cells near 1 would leave the others one colour on a linear scale
+        scale = LogNorm(vmin=FLOOR, vmax=1, clip=True)
+        mesh = top.pcolormesh(edge, np.arange(self.blocks + 1) - 0.5, p, cmap="viridis", norm=scale, rasterized=True)
+        top.set(ylabel="block", title="probability of each block")
         top.grid(visible=False)
-        left.colorbar(mesh, ax=top, label="probability", pad=0.01)
+        left.colorbar(mesh, ax=top, pad=0.01, extend="min")
         below.step([*heat.step, edge[-1]], [*heat["argmax"], heat["argmax"].iloc[-1]], where="post",
                    color=figure.MEASURED, linewidth=0.8)  # fmt: skip
-        below.set(xlabel="step", ylabel="argmax", ylim=(-0.5, self.blocks - 0.5))
+        below.set(xlabel="step", ylabel="likeliest\nblock", ylim=(-0.5, self.blocks - 0.5))
         axes = right.subplots()
-        axes.plot(table.block, table["mean"], color=figure.MEASURED, label="simulated")
-        axes.fill_between(
-            table.block, table.low, table.high, color=figure.MEASURED, alpha=0.25, linewidth=0, label="95 %"
-        )
-        axes.plot(table.block, table.run, "D", color=figure.COLOURS["block-sparse"], markersize=3, label="the run")
-        axes.axhline(1 / self.blocks, color=figure.GREY, linestyle=":", linewidth=0.8, label="uniform")
-        axes.set(xlabel="block", ylabel="share of steps", ylim=(0, None))
-        axes.set_title("(b)", loc="left", fontweight="bold")
-        axes.legend(ncols=2, loc="lower right")
+        axes.vlines(table.block, table.low.clip(lower=FLOOR / 10), table.high.clip(lower=FLOOR / 10), linewidth=3,
+                    color=figure.MEASURED, alpha=0.4, label="95 % of simulated runs")  # fmt: skip
+        axes.plot(table.block, table.run.where(table.run > 0), "D", color=figure.COLOURS["block-sparse"], markersize=3,
+                  label="this run")  # fmt: skip
+        axes.axhline(1 / self.blocks, color=figure.GREY, linestyle=":", linewidth=0.9, label="uniform")
+        axes.set(xlabel="block", ylabel="share of steps", yscale="log", ylim=(FLOOR, 1.5),
+                 title="share of steps after the warm-up")  # fmt: skip
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 0.02))
+        figure.panels([top, axes])
         return {"adaptive": drawn}
-
-
-def synthetic(n: int, steps: int, schedule: Adaptive, seed: int = 0) -> list[Seen]:
-    """An adaptive run on a quadratic whose blocks differ, by ``ZeroOrder``: a specimen for the diagnostic.
-
-    The curvatures of the blocks decay from 4 to a tenth of it, and each descends at its own pace, so that the
-    preference moves.
-    """
-    from ..block import Block
-    from ..estimator import TwoSided
-    from ..optimizer import ZeroOrder
-    from .descent import start
-    from .quadratic import Quadratic, hessian
-
-    h = hessian(8 * n, 8, [4 * 0.1 ** (i / max(1, n - 1)) for i in range(n)], seed=seed)
-    model = Quadratic(h, start(h.dim, seed), 8)
-    blocks = [Block(name, (name,)) for name, _ in model.named_parameters()]
-    optimizer = ZeroOrder(
-        model, 0.02, partition=blocks, schedule=schedule, estimator=TwoSided(1e-4), seed=seed
-    )  # fmt: skip
-    seen = []
-    for _ in range(steps):
-        optimizer.step(model)
-        assert optimizer.record is not None
-        seen.append(Seen(optimizer.record.step, optimizer.record.block, optimizer.record.coeffs))
-    return seen

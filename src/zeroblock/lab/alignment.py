@@ -9,9 +9,6 @@ import torch
 from torch import Tensor
 
 from ..errors import ZeroBlockError
-from ..noise import Key
-from ..optimizer import ZeroOrder
-from .projection import Orthonormal
 from .quadratic import Hessian
 
 CHUNK = 1 << 24
@@ -26,20 +23,6 @@ def alignment(hessian: Hessian, factor: Tensor) -> float:
 def masked(hessian: Hessian, mask: Tensor) -> Tensor:
     """ρ of M = diag(m) for masks of (d,) or (n, d): Σᵢ mᵢHᵢᵢ / λmax."""
     return mask.to(hessian.diagonal) @ hessian.diagonal / hessian.top
-
-
-def current(optimizer: ZeroOrder, hessian: Hessian) -> float:
-    """ρ_t of the M that an optimizer of a quadratic takes its next step with."""
-    total = 0.0
-    for name, param, basis in optimizer.members:
-        if isinstance(basis, Orthonormal):
-            total += alignment(hessian, basis.columns)
-            continue
-        # an element that takes noise moves: a normal number is never zero
-        moved = basis.perturbed(torch.zeros_like(param), Key(0, 0), 1.0) != 0
-        first = optimizer.offsets[name]
-        total += float(hessian.diagonal[first : first + param.numel()][moved].sum()) / hessian.top
-    return total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +105,7 @@ def draw_low_rank(hessian: Hessian, s: int, draws: int, generator: torch.Generat
     spectrum = hessian.spectra.reshape(-1).sort(descending=True).values.float()
     live = hessian.rank
     root = spectrum[:live].sqrt().unsqueeze(-1)
-    found = []
+    parts = []
     for start in range(0, draws, max(1, CHUNK // (d * s))):
         n = min(max(1, CHUNK // (d * s)), draws - start)
         x = torch.randn(n, d, s, generator=generator)
@@ -132,8 +115,8 @@ def draw_low_rank(hessian: Hessian, s: int, draws: int, generator: torch.Generat
             solved = torch.cholesky_solve(weighted.mT @ weighted, factor).diagonal(dim1=1, dim2=2).sum(1)
         else:
             solved = torch.linalg.solve_triangular(factor, weighted.mT, upper=False).square().sum((1, 2))
-        found.append(solved.double() / hessian.top)
-    return torch.cat(found)
+        parts.append(solved.double() / hessian.top)
+    return torch.cat(parts)
 
 
 def draw_bernoulli(hessian: Hessian, s: int, draws: int, generator: torch.Generator) -> Tensor:
@@ -155,13 +138,34 @@ def draw_block_sparse(hessian: Hessian, s: int, draws: int, generator: torch.Gen
     return values[torch.randint(len(values), (draws,), generator=generator)]
 
 
+def largest_low_rank(hessian: Hessian, s: int) -> float:
+    """The s largest eigenvalues over λmax (Ky Fan)."""
+    return float(hessian.spectra.reshape(-1).topk(s).values.sum()) / hessian.top
+
+
+def largest_exact(hessian: Hessian, s: int) -> float:
+    """The s largest diagonal elements over λmax."""
+    return float(hessian.diagonal.topk(s).values.sum()) / hessian.top
+
+
+def largest_bernoulli(hessian: Hessian, s: int) -> float:
+    """intdim(H): nothing keeps a Bernoulli mask from holding every coordinate."""
+    return hessian.intdim
+
+
+def largest_block_sparse(hessian: Hessian, s: int) -> float:
+    """The best block's."""
+    return float(block_values(hessian, s).max())
+
+
 @dataclasses.dataclass(frozen=True)
 class Ensemble:
-    """A distribution of M: how ρ is drawn from it, and what its mean and variance are."""
+    """A distribution of M: how ρ is drawn, its mean and variance, and the largest value it can take."""
 
     name: str
     draw: Callable[[Hessian, int, int, torch.Generator], Tensor]
     moments: Callable[[Hessian, int], Moments]
+    largest: Callable[[Hessian, int], float]
 
     def sample(self, hessian: Hessian, s: int, draws: int, seed: int = 0) -> Tensor:
         """``draws`` values of ρ, (draws,), fp64."""
@@ -173,10 +177,10 @@ class Ensemble:
 ENSEMBLES = {
     e.name: e
     for e in (
-        Ensemble("low-rank", draw_low_rank, moments_low_rank),
-        Ensemble("sparse", draw_exact, moments_exact),
-        Ensemble("sparse (Bernoulli)", draw_bernoulli, moments_bernoulli),
-        Ensemble("block-sparse", draw_block_sparse, moments_block_sparse),
+        Ensemble("low-rank", draw_low_rank, moments_low_rank, largest_low_rank),
+        Ensemble("sparse", draw_exact, moments_exact, largest_exact),
+        Ensemble("sparse (Bernoulli)", draw_bernoulli, moments_bernoulli, largest_bernoulli),
+        Ensemble("block-sparse", draw_block_sparse, moments_block_sparse, largest_block_sparse),
     )
 }
 """Definition 3.5 writes the sparse mask as Bernoulli; the paper's experiments keep exactly s coordinates."""

@@ -1,8 +1,9 @@
-"""The paper's bounds as calculators: preconditions checked, constants written out.
+"""The paper's bounds as calculators, with their preconditions checked and their constants written out.
 
-Two versions of Theorem 3.3 are here.  ``Rate.published`` is the last line of the paper's proof.  It does not hold
-in general: its proof takes E[ĝ] for ∇L_{μ,M}, but E[ĝ] = M²∇L_{μ,M}, so a step descends by α(s/d)‖∇L‖² and not by
-α‖∇L‖².  ``Rate.corrected`` keeps that factor; it is proven below for quadratics and checked by ``lab bounds``.
+Theorem 3.3 comes in three versions.  ``Rate.published`` is the last line of the paper's proof.  It does not hold in
+general: the proof takes ∇L_{μ,M} for E[ĝ], but E[ĝ] = M²∇L_{μ,M}, so a step descends by α(s/d)‖∇L‖² and not by α‖∇L‖².
+``Rate.corrected`` keeps that factor, and ``Rate.cyclic`` covers block descent in cycles; both are proven here for
+quadratics and checked by ``lab bounds``.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Rate:
 
     @property
     def max_step_corrected(self) -> float:
-        """α ≤ 1 / (L(ρmax + 2)): what the corrected rate asks of a quadratic."""
+        """α ≤ 1 / (L(ρmax + 2)): the condition of the corrected rates."""
         return 1 / (self.smoothness * (self.rho.max + 2))
 
     def smoothing(self, steps: int) -> float:
@@ -135,17 +136,18 @@ class Rate:
         """
         self._check(gap, lr, steps, noise, batch, self.max_step)
         if eps > self.smoothing(steps) * (1 + 1e-9):
-            raise ZeroBlockError(f"Theorem 3.3 wants eps ≤ {self.smoothing(steps):.3g} at {steps} steps, got {eps:g}")
+            raise ZeroBlockError(f"Theorem 3.3 needs eps ≤ {self.smoothing(steps):.3g} at {steps} steps, got {eps:g}")
         rho_t, d, s = self.rho.mean * steps, self.d, self.s
         smoothing = 3 * self.r**2 / (2 * rho_t) + 8 * (d + s) / (rho_t * d) + 37 * s**2 / (42 * rho_t * d)
         return smoothing + 13 * s**2 / (9 * d * steps) + 8 * gap / (lr * steps) + noise / batch
 
     def corrected(self, *, gap: float, lr: float, steps: int, noise: float = 0.0, batch: int = 1) -> float:
-        """What holds on a quadratic, where two-sided differences are exact.
+        """A bound that holds on a quadratic, where two-sided differences are exact.
 
             (1/T)ΣE‖∇L(θ_t)‖² ≤ 2(d/s)·Δ/(αT) + αL(ρmax + 2)·σ²/B
 
-        For E[M] = (s/d)·I, M independent of θ, a projection.  With A = MHM and a = M∇L,
+        M_t is a projection with E[M_t] = (s/d)·I, independent of θ_t, and ρ_t ≤ ρmax almost surely: take the ensemble's
+        ``largest``, since the largest value seen in a run is not enough.  With A = MHM and a = M∇L,
         E[(aᵀu)²·uᵀAu] = ‖a‖²Tr A + 2aᵀAa ≤ L(ρ + 2)‖M∇L‖², so one step changes the loss by at most
         -α(s/d)‖∇L‖² + (α²/2)L(ρmax + 2)(s/d)(‖∇L‖² + σ²/B); α ≤ 1/(L(ρmax + 2)) and a sum over t give the line above.
         For isotropic E[M] on the range of H, s/d is E[ρ]/intdim(H): the 1/ρ̄ of the paper's experiment is this factor.
@@ -154,18 +156,40 @@ class Rate:
         curvature = self.smoothness * (self.rho.max + 2)
         return 2 * self.d / self.s * gap / (lr * steps) + lr * curvature * noise / batch
 
+    def cyclic(self, *, gap: float, lr: float, steps: int) -> float:
+        """The bound for block descent that visits each of N = d/s blocks once per cycle, in any order.
+
+            (1/K)Σ_k E‖∇L(θ_{kN})‖² ≤ 4N(1 + κ²α²L²(s+2))·Δ/(αT),    κ = ⌈log₂N⌉/2,    K = T/N cycles
+
+        The order may be fixed, shuffled, or chosen from what was seen before; the quadratic is noiseless and
+        α ≤ 1/(L(ρmax + 2)).  Proof: given the past, a step on block B lowers the loss in expectation by at least
+        (α/2)‖∇_B L(θ_t)‖², as in ``corrected``.  Let θ_j be the point before the j-th step of a cycle.  Then
+        ‖∇_{B_j}L(θ_0)‖² ≤ 2‖∇_{B_j}L(θ_j)‖² + 2‖P_{B_j}H(θ_j - θ_0)‖².  The vectors P_{B_j}H(θ_j - θ_0), stacked, are
+        the strictly lower block triangle of H, in the order of the visits, applied to the cycle's steps -αĝ_i, which
+        lie in different blocks.  Its norm is at most κL: halve the blocks; the triangle is that of the two halves plus
+        one off-diagonal block, whose norm is at most L/2 since 0 ⪯ H ⪯ L.  With E‖ĝ_i‖² = (s+2)‖∇_{B_i}L(θ_i)‖², the
+        sum over j is ‖∇L(θ_0)‖² ≤ 2(1 + κ²α²L²(s+2))·ΣE‖∇_{B_j}L(θ_j)‖² ≤ (4/α)(1 + …)·E[fall in the cycle].
+        """
+        self._check(gap, lr, steps, 0.0, 1, self.max_step_corrected)
+        count = round(self.d / self.s)
+        if count * self.s != self.d or steps % count:
+            raise ZeroBlockError(f"{steps} steps over blocks of {self.s:g} in {self.d} dimensions are no whole cycles")
+        kappa = math.ceil(math.log2(count)) / 2
+        spread = (kappa * lr * self.smoothness) ** 2 * (self.s + 2)
+        return 4 * count * (1 + spread) * gap / (lr * steps)
+
     def _check(self, gap: float, lr: float, steps: int, noise: float, batch: int, limit: float) -> None:
         _positive(lr=lr, steps=steps, batch=batch)
         _not_negative(gap=gap, noise=noise)
         if lr > limit * (1 + 1e-9):
-            raise ZeroBlockError(f"the bound wants lr ≤ {limit:.3g}, got {lr:g}")
+            raise ZeroBlockError(f"the bound needs lr ≤ {limit:.3g}, got {lr:g}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Stability:
-    """Theorem 3.10: how far two runs on data sets that differ in one example end apart.
+    """Theorem 3.10: how far apart two runs end whose data sets differ in one example.
 
-    Losses lie in [0, 1], are G-Lipschitz and L-smooth, α_t ≤ C/t, one example a step.
+    Losses lie in [0, 1], are G-Lipschitz and L-smooth, α_t ≤ C/t, and a step uses one example.
 
     Args:
         smoothness: L.
@@ -205,7 +229,7 @@ class Stability:
         """
         _positive(steps=steps, eps=eps)
         if eps > self.max_smoothing * (1 + 1e-9):
-            raise ZeroBlockError(f"Theorem 3.10 wants eps ≤ {self.max_smoothing:.3g}, got {eps:g}")
+            raise ZeroBlockError(f"Theorem 3.10 needs eps ≤ {self.max_smoothing:.3g}, got {eps:g}")
         n, g, q = self.examples, self.lipschitz, self.q
         growth = g * (math.sqrt(3) + 4 * g) / (n * self.smoothness)  # GD
         best = min(max((n * q * growth * steps**q) ** (1 / (1 + q)), 1.0), float(steps))
@@ -241,15 +265,16 @@ class Tail:
         valid: c₁ = (d-2)/(8d) without the factor 2, and min(s, d-s) for s.  This is concentration on SO(d), whose Ricci
         curvature is (d-2)/4, for ρ - s/2 = Tr Uᵀ(H/λmax - I/2)U, which is √s-Lipschitz in U.
 
-        published: 2·exp(-c₁·dΔ²/s), c₁ = 1/(8λmax²).  ρ does not change when H is scaled but that bound does; scaled
-        down, it is violated (``lab bounds``).
+        published: 2·exp(-c₁·dΔ²/s) with the constant of the proof, c₁ = 1/(8λmax²).  ρ does not change when H is scaled
+        but that bound does: it holds for λmax ≥ 1, as in the paper's experiments, and is violated when H is scaled down
+        (``lab bounds``).  The proposition itself promises only some constant.
         """
         _positive(excess=excess)
         d = self.hessian.dim
         if constant == "published":
             return min(1.0, 2 * math.exp(-d * excess**2 / (8 * self.s * self.hessian.top**2)))
-        room = min(self.s, d - self.s)  # the complement of a Haar subspace is one too
-        return math.exp(-(d - 2) * excess**2 / (8 * room)) if room else 0.0
+        smaller = min(self.s, d - self.s)  # the complement of a Haar subspace is one too
+        return math.exp(-(d - 2) * excess**2 / (8 * smaller)) if smaller else 0.0
 
     def sparse(self, excess: float) -> float:
         """c₂·rs/(dΔ²), c₂ = 1 - s/d, r = intdim(H): Chebyshev for independent coordinates."""

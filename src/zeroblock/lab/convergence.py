@@ -1,9 +1,10 @@
-"""Convergence against alignment: loss curves by γ, and iterations to a target against 1/ρ̄."""
+"""Convergence against alignment, at one fixed learning rate and at each alignment's own."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -12,23 +13,29 @@ from pandas import DataFrame
 
 from ..errors import ZeroBlockError
 from . import figure
-from .descent import Trace, descend
-from .projection import Controlled
+from .alignment import expected_controlled
+from .batched import AlignedDirections, Runs, descend_all
 from .quadratic import hessian
 from .runner import Runner
 from .study import Frames
 
-LEFT = (0.0, 0.2, 0.4, 0.7, 1.0)
-MIDDLE = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+GAMMAS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""The shares of eigenvectors in the paper's experiment."""
+
+SHOWN = (0.0, 0.2, 0.5, 1.0)
+"""Those whose loss curves and learning rates are drawn."""
+
+FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+"""Learning rates of the sweep, in units of 1/(L(ρ̄ + 2))."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """iterations = slope/ρ̄, a line through the origin, and one with an intercept.
+    """steps = slope/ρ̄: a line through the origin, and a line with an intercept.
 
     Args:
         slope: of the line through the origin.
-        r2: its R², about the mean.
+        r2: its R² about the mean.
         free: slope, intercept and R² of the line with an intercept.
     """
 
@@ -37,9 +44,9 @@ class Fit:
     free: tuple[float, float, float]
 
     @classmethod
-    def of(cls, inverse: Any, iterations: Any) -> Fit:
-        """Least squares of iterations on 1/ρ̄, both (n,)."""
-        x, y = np.asarray(inverse, dtype=float), np.asarray(iterations, dtype=float)
+    def of(cls, inverse: Any, steps: Any) -> Fit:
+        """Least squares of steps on 1/ρ̄, both (n,)."""
+        x, y = np.asarray(inverse, dtype=float), np.asarray(steps, dtype=float)
         if len(x) < 3 or np.ptp(x) == 0:
             raise ZeroBlockError("a fit needs at least three different alignments")
         total = float(((y - y.mean()) ** 2).sum())
@@ -49,86 +56,87 @@ class Fit:
         return cls(slope, r2, (steep, intercept, 1 - float(((y - steep * x - intercept) ** 2).sum()) / total))
 
 
-def _run(dim: int, rank: int, s: int, lr: float, eps: float, gamma: float, seed: int, **limits: Any) -> Trace:
-    h = hessian(dim, rank, seed=seed)
-    return descend(h, Controlled(s, gamma), lr=lr, eps=eps, seed=seed, **limits)
-
-
 @dataclasses.dataclass(frozen=True)
 class Convergence:
-    """Left and middle panels of the paper's first figure.
+    """Left and middle panels of the paper's first figure, and the same over learning rates.
 
-    One run serves both: the left panel is the first ``short`` steps of the middle's, and a run ends when it
-    has reached the target, which is the lowest loss of γ = 0 after ``long`` steps.  The others may take longer than
-    that: γ = 0.05 does where chance favoured γ = 0.
+    Args:
+        dim, rank: of the dense Hessian, whose eigenvalues fall linearly from 10 to 1.
+        s: dimensions of the subspace.
+        lr: the fixed learning rate, the paper's.
+        target: the loss to reach, relative to the start.
+        steps: at most this many.
+        seeds: runs per learning rate.
+        gammas: shares of eigenvectors of H among the columns of the subspace.
     """
 
     dim: int = 256
     rank: int = 64
     s: int = 64
     lr: float = 1e-3
-    eps: float = 1e-4
-    short: int = 1000
-    long: int = 10_000
-    seeds: int = 3
-    left: tuple[float, ...] = LEFT
-    gammas: tuple[float, ...] = MIDDLE
+    target: float = 0.02
+    steps: int = 4000
+    seeds: int = 24
+    gammas: tuple[float, ...] = GAMMAS
 
     name = "convergence"
     tables = ("convergence", "convergence_curves", "convergence_fit")
 
     @property
     def jobs(self) -> int:
-        return self.seeds * len(self.gammas)
+        return len(self.gammas)
 
     @property
     def captions(self) -> dict[str, str]:
         return {
             "convergence": (
-                f"Subspace ZO-SGD on a quadratic (d = {self.dim}, rank {self.rank}, s = {self.s}, lr {self.lr:g}, eps "
-                f"{self.eps:g}, {self.seeds} seeds, bands of one standard deviation): (a) the more eigenvectors of the "
-                "Hessian the subspace holds, the faster the loss falls; (b) the steps to reach the lowest loss that "
-                f"γ = 0 reaches in {self.long:,} are proportional to 1/ρ̄."
+                f"Subspace ZO-SGD on a quadratic (d = {self.dim}, rank {self.rank}, s = {self.s}, {self.seeds} seeds): "
+                f"(a) at the fixed learning rate {self.lr:g} a better aligned subspace descends faster; (b) the "
+                f"steps to "
+                f"{self.target:.0%} of the initial loss then fall as 1/ρ̄, but at each alignment's own largest step of "
+                "the corrected bound, 1/(L(ρ̄+2)), they hardly change; (c) the whole range of learning rates. Bands and "
+                "bars are one standard error."
             )
         }
 
+    def run_gamma(self, gamma: float) -> tuple[float, Runs]:
+        """E[ρ] and the runs of one γ: first the fixed learning rate, then the sweep."""
+        h = hessian(self.dim, self.rank)
+        chosen = math.ceil(round(self.s * gamma, 9))
+        rho = expected_controlled(h, self.s, chosen)
+        own = 1 / (h.top * (rho + 2))
+        runs = descend_all(
+            h, AlignedDirections(h.vectors[0], self.rank, self.s, chosen), lrs=(self.lr, *(f * own for f in FACTORS)),
+            steps=self.steps, seeds=self.seeds, target=self.target, points=200,
+        )  # fmt: skip
+        return rho, runs
+
     def measure(self, run: Runner) -> Frames:
-        if self.gammas[0] != 0.0 or not set(self.left) <= set(self.gammas):
-            raise ZeroBlockError("gammas must start with 0, which sets the target, and hold those of the left panel")
-        setting = (self.dim, self.rank, self.s, self.lr, self.eps)
-        seeds = range(self.seeds)
-        slowest = run([functools.partial(_run, *setting, 0.0, seed, steps=self.long) for seed in seeds])
-        targets = [float(trace.loss.min()) for trace in slowest]
-        keys = [(gamma, seed) for gamma in self.gammas[1:] for seed in seeds]
-        others = run(
-            [
-                functools.partial(
-                    _run, *setting, gamma, seed, steps=2 * self.long, target=targets[seed], at_least=self.short
-                )
-                for gamma, seed in keys
-            ]
-        )
-        traces = {(0.0, seed): trace for seed, trace in enumerate(slowest)} | dict(zip(keys, others, strict=True))
+        if len(set(self.gammas)) < 3:
+            raise ZeroBlockError("the study needs at least three values of gamma, to fit a line")
+        results = run([functools.partial(self.run_gamma, gamma) for gamma in self.gammas])
         rows, curves = [], []
-        for (gamma, seed), trace in traces.items():
-            reached = np.flatnonzero(trace.loss <= targets[seed])
-            if not len(reached):
-                raise ZeroBlockError(f"γ = {gamma:g}, seed {seed} did not reach the target in {2 * self.long} steps")
-            rows.append(
-                {
-                    "gamma": gamma, "seed": seed, "mean_rho": trace.mean_rho, "max_rho": trace.max_rho,
-                    "target": targets[seed], "iterations": int(reached[0]),
-                    "iterations_x_rho": int(reached[0]) * trace.mean_rho,
-                }
-            )  # fmt: skip
-            if gamma in self.left:
-                every = max(1, self.short // 200)
-                for step in range(0, self.short + 1, every):
-                    curves.append({"gamma": gamma, "seed": seed, "step": step, "loss": trace.loss[step],
-                                   "mean_rho": trace.mean_rho})  # fmt: skip
+        for gamma, (rho, runs) in zip(self.gammas, results, strict=True):
+            for i, lr in enumerate(runs.lrs):
+                reached = runs.reached[i][~np.isnan(runs.reached[i])]
+                rows.append(
+                    {
+                        "gamma": gamma, "mean_rho": rho, "kind": "fixed" if i == 0 else "own",
+                        "factor": math.nan if i == 0 else FACTORS[i - 1], "lr": lr, "seeds": self.seeds,
+                        "reached": len(reached) / self.seeds, "steps": reached.mean() if len(reached) else math.nan,
+                        "steps_error": reached.std(ddof=1) / math.sqrt(len(reached)) if len(reached) > 1 else 0.0,
+                    }
+                )  # fmt: skip
+            if gamma in SHOWN:
+                for j, step in enumerate(runs.steps):
+                    loss = np.log(runs.loss[0, :, j])  # of the fixed learning rate
+                    if np.isnan(loss).any():
+                        break
+                    curves.append({"gamma": gamma, "mean_rho": rho, "step": step, "loss": float(np.exp(loss.mean())),
+                                   "relative_error": loss.std(ddof=1) / math.sqrt(self.seeds)})  # fmt: skip
         frame = DataFrame(rows)
-        mean = frame.groupby("gamma").mean(numeric_only=True)
-        fit = Fit.of(1 / mean.mean_rho, mean.iterations)
+        fixed = frame[frame.kind == "fixed"]
+        fit = Fit.of(1 / fixed.mean_rho, fixed.steps)
         fits = DataFrame(
             [
                 {"line": "through the origin", "slope": fit.slope, "intercept": 0.0, "r2": fit.r2},
@@ -138,28 +146,44 @@ class Convergence:
         return {"convergence": frame, "convergence_curves": DataFrame(curves), "convergence_fit": fits}
 
     def draw(self, frames: Frames) -> dict[str, Figure]:
-        drawn, (left, middle) = figure.sheet(figure.WIDE, 2.5, 1, 2)
-        curves, points, fits = (frames[n] for n in self.tables[1:2] + self.tables[:1] + self.tables[2:])
-        left.set_yscale("log")
-        gammas = sorted(curves.gamma.unique())
-        for colour, gamma in zip(figure.sequence(len(gammas)), gammas, strict=True):
-            mine = curves[curves.gamma == gamma]
-            rows = mine.pivot(index="seed", columns="step", values="loss")
-            label = rf"$\gamma$ = {gamma:g},  $\bar\rho$ = {mine.mean_rho.mean():.1f}"
-            figure.band(left, rows.columns, rows.to_numpy(), colour, label)
-        left.set(xlabel="step", ylabel="loss")
-        left.legend()
-        grouped = points.groupby("gamma")
-        x, y = 1 / grouped.mean_rho.mean(), grouped.iterations.mean()
-        spread = grouped.iterations.std().fillna(0.0)
-        colours = figure.sequence(len(x))
-        for xi, yi, si, colour in zip(x, y, spread, colours, strict=True):
-            middle.errorbar(xi, yi, si, fmt="o", color=colour, markersize=4, capsize=2, linewidth=0.8)
-        line = fits[fits.line == "through the origin"].iloc[0]
-        grid = np.array([0, float(x.max()) * 1.05])
-        label = f"{line.slope:,.0f} / " + rf"$\bar\rho$,  $R^2$ = {line.r2:.4f}"
-        middle.plot(grid, line.slope * grid, color=figure.BOUND, linestyle="--", label=label, zorder=0)
-        middle.set(xlabel=r"$1/\bar\rho$", ylabel="iterations to target", xlim=(0, None), ylim=(0, None))
-        middle.legend(loc="upper left")
-        figure.panels([left, middle])
+        frame, curves, fits = (frames[name] for name in self.tables)
+        drawn, (left, middle, right) = figure.sheet(figure.WIDE, 2.7, 1, 3)
+        shown = [g for g in SHOWN if g in set(frame.gamma)]
+        colours = dict(zip(shown, figure.sequence(len(shown)), strict=True))
+        for gamma, colour in colours.items():
+            curve, sweep = curves[curves.gamma == gamma], frame[(frame.gamma == gamma) & (frame.kind == "own")]
+            label = rf"$\bar\rho$ = {curve.mean_rho.iloc[0]:.1f}"
+            left.plot(curve.step, curve.loss, color=colour, label=label)
+            spread = np.exp(curve.relative_error)
+            left.fill_between(
+                curve.step, curve.loss / spread, curve.loss * spread, color=colour, alpha=0.2, linewidth=0
+            )
+            sweep = sweep[sweep.reached == 1]
+            right.errorbar(
+                sweep.lr, sweep.steps, sweep.steps_error, fmt="o-", color=colour, markersize=2.5, capsize=1.5
+            )
+        left.axhline(self.target, color=figure.GREY, linestyle=":", linewidth=0.9)
+        left.set(yscale="log", xlabel="step", ylabel="loss / initial loss", title=f"fixed lr {self.lr:g}",
+                 xlim=(0, self.steps / 2), ylim=(self.target / 4, 1.3))  # fmt: skip
+        fixed = frame[frame.kind == "fixed"]
+        own = frame[frame.factor == 1.0]
+        middle.errorbar(fixed.mean_rho, fixed.steps, fixed.steps_error, fmt="o", color=figure.MEASURED, markersize=3,
+                        capsize=1.5, label=f"fixed lr {self.lr:g}")  # fmt: skip
+        grid = np.linspace(fixed.mean_rho.min(), fixed.mean_rho.max(), 50)
+        slope = float(fits[fits.line == "through the origin"].slope.iloc[0])
+        middle.plot(grid, slope / grid, color=figure.MEASURED, linewidth=0.8, label=r"$\propto 1/\bar\rho$")
+        middle.errorbar(own.mean_rho, own.steps, own.steps_error, fmt="s", color=figure.BOUND, markersize=3,
+                        capsize=1.5, label=r"lr $1/(L(\bar\rho+2))$")  # fmt: skip
+        middle.set(xlabel=r"mean alignment $\bar\rho$", ylabel=f"steps to {self.target:.0%} of the loss", ylim=(0,
+                   None), xlim=(0, None), title="fixed against own lr")  # fmt: skip
+        middle.legend(loc="upper right")
+        right.axvline(self.lr, color=figure.GREY, linestyle=":", linewidth=0.9)
+        right.annotate("fixed lr", (self.lr, 0), (-2, 3), xycoords=("data", "axes fraction"), ha="right", rotation=90,
+                       textcoords="offset points", fontsize=6.5, color=figure.GREY)  # fmt: skip
+        right.set(xscale="log", yscale="log", xlabel="learning rate", ylabel=f"steps to {self.target:.0%} of the loss",
+                  title="every lr")  # fmt: skip
+        figure.plain_ticks(right.yaxis, (250, 500, 1000, 2000))
+        figure.panels([left, middle, right])
+        handles, labels = left.get_legend_handles_labels()
+        drawn.legend(handles, labels, loc="outside upper center", ncols=len(labels), title="panels (a) and (c)")
         return {"convergence": drawn}

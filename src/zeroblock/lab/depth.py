@@ -25,21 +25,21 @@ from .study import Frames
 
 @dataclasses.dataclass(frozen=True)
 class Depth:
-    """Measures of every block at some steps of a MeZO-BCD run with the adaptive schedule.
+    """Every block, measured at some steps of a MeZO-BCD run with the adaptive schedule.
 
     Args:
         module: the model; it is trained.
-        held: the batches that are measured on.
-        batches: the batches of the run, one a step.
+        held: the batches to measure on, which the run does not see.
+        batches: the batches of the run, one per step.
         partition: into blocks.
-        at: steps at which to measure, ascending, the first 0.
+        at: steps at which to measure, ascending from 0.
         lr, eps: of the run.
         schedule: of the run.
         ways: "backward", "forward" or both.
-        probes: for traces.
+        probes: random vectors per trace.
         iterations: of Lanczos.
         sketch: vectors of the forward bracket of λmax; 0 for none.
-        subject: what figures call the model and task.
+        subject: the model and task, as figures name them.
     """
 
     module: nn.Module
@@ -57,14 +57,14 @@ class Depth:
     seed: int = 0
     subject: str = ""
     records: list[Record] = dataclasses.field(default_factory=list)
-    """Filled by ``measure``: the run's steps."""
+    """The run's steps; ``measure`` fills it."""
 
     name = "blocks"
     tables = ("blocks",)
 
     def __post_init__(self) -> None:
         if not self.at or self.at[0] != 0 or list(self.at) != sorted(set(self.at)):
-            raise ZeroBlockError("the steps to measure at ascend from 0")
+            raise ZeroBlockError("the steps to measure at must ascend from 0")
 
     @property
     def jobs(self) -> int:
@@ -74,9 +74,11 @@ class Depth:
     def captions(self) -> dict[str, str]:
         captions = {
             "blocks": (
-                f"{self.subject}: (a) subspace alignment ρ_B = Tr(H_B)/λmax(H) of each block from input to output, at "
-                "the start and along a MeZO-BCD run with the adaptive schedule; (b) squared gradient norm; (c) the "
-                "probabilities the schedule has learnt by then. Bars are one standard error."
+                f"{self.subject}: (a) the subspace alignment ρ_B = Tr(H_B)/λmax(H) of each block from input to output, "
+                "at the start and along a MeZO-BCD run with the adaptive schedule (the axis is linear near zero and "
+                "logarithmic beyond); (b) the squared gradient norm; (c) the probabilities that the schedule "
+                "has learnt "
+                "by then; (d) the share of the steps that each block has taken. Bars are one standard error."
             )
         }
         if len(self.ways) > 1:
@@ -102,8 +104,8 @@ class Depth:
                 run.tick()
             p = self.schedule.probabilities(optimizer.scores)
             for way in self.ways:
-                found, top = self._measured(way, run)
-                for i, block in enumerate(found):
+                measures, top = self._measured(way, run)
+                for i, block in enumerate(measures):
                     rows.append(
                         {"step": stop, "way": way, "block": i, "probability": p[i], "visits": visits[i]}
                         | _flat(block, top)
@@ -112,20 +114,20 @@ class Depth:
 
     def _measured(self, way: str, run: Runner) -> tuple[list[Measure], Estimate]:
         if way == "backward":
-            found = model.backward(
+            measures = model.backward(
                 self.module, self.held, self.partition, probes=self.probes, iterations=self.iterations, seed=self.seed,
                 tick=run.tick,
             )  # fmt: skip
-            return found, model.top(self.module, self.held, iterations=self.iterations, seed=self.seed)
+            return measures, model.top(self.module, self.held, iterations=self.iterations, seed=self.seed)
         if way != "forward":
             raise ZeroBlockError(f"a model is measured backward or forward, not {way!r}")
-        found = model.forward(
+        measures = model.forward(
             self.module, self.held, self.partition, probes=self.probes, sketch=self.sketch, eps=self.eps,
             seed=self.seed, tick=run.tick,
         )  # fmt: skip
-        known = [m.top for m in found if math.isfinite(m.top.value)]
-        # λmax(H) is at least that of every block; with forward passes alone this is what there is
-        return found, max(known, key=lambda e: e.value) if known else Estimate(math.nan, math.nan)
+        known = [m.top for m in measures if math.isfinite(m.top.value)]
+        # λmax(H) is at least that of every block; forward passes alone give no better bound
+        return measures, max(known, key=lambda e: e.value) if known else Estimate(math.nan, math.nan)
 
     def draw(self, frames: Frames) -> dict[str, Figure]:
         frame = frames["blocks"]
@@ -147,29 +149,52 @@ def _flat(block: Measure, top: Estimate) -> dict[str, Any]:
 
 
 def _by_depth(frame: DataFrame, subject: str) -> Figure:
-    drawn, (rho, gradient, chance) = figure.sheet(figure.WIDE, 2.5, 1, 3)
+    drawn, grid = figure.sheet(figure.WIDE, 4.4, 2, 2, sharex=True)
+    rho, gradient, chance, visits = grid.flat
     steps = sorted(frame.step.unique())
+    known = bool(frame.rho.notna().any())
+    value, name = (
+        ("rho", r"$\rho_B = \mathrm{Tr}(H_B)/\lambda_{\max}(H)$") if known else ("trace", r"$\mathrm{Tr}(H_B)$")
+    )
     gradient.set_yscale("log")
     for colour, marker, step in zip(figure.sequence(len(steps)), "osD^v<>" * len(steps), steps, strict=False):
         mine = frame[frame.step == step]
-        shown = "start" if step == 0 else f"step {step}"
-        look = {"color": colour, "markersize": 2.5, "linewidth": 0.8, "label": shown}
-        known = mine.rho.notna().any()
-        y, error = (mine.rho, mine.rho_error) if known else (mine.trace, mine.trace_error)
-        rho.errorbar(mine.block, y, error.fillna(0.0), fmt=f"{marker}-", capsize=1.5, **look)
-        rho.set_ylabel(r"$\rho_B = \mathrm{Tr}(H_B)/\lambda_{\max}(H)$" if known else r"$\mathrm{Tr}(H_B)$")
-        spread = np.minimum(mine.gradient_error.fillna(0.0), 0.9 * mine.gradient)  # the axis is logarithmic
-        gradient.errorbar(mine.block, mine.gradient, spread, fmt=f"{marker}-", capsize=1.5, **look)
+        look = {
+            "color": colour,
+            "markersize": 2.5,
+            "linewidth": 0.8,
+            "label": "start" if step == 0 else f"step {step:,}",
+        }
+        rho.errorbar(mine.block, mine[value], mine[f"{value}_error"].fillna(0.0), fmt=f"{marker}-", capsize=1.5, **look)
+        low = np.minimum(mine.gradient_error.fillna(0.0), 0.9 * mine.gradient)  # a log axis has no zero
+        gradient.errorbar(mine.block, mine.gradient, low, fmt=f"{marker}-", capsize=1.5, **look)
         chance.plot(mine.block, mine.probability, f"{marker}-", **look)
-    gradient.set_ylabel(r"$\|\nabla_B L\|^2$")
-    chance.set_ylabel("adaptive probability")
-    for axes in (rho, gradient, chance):
-        axes.set_xlabel("block, input to output")
+        if step:
+            visits.plot(mine.block, mine.visits / max(1, mine.visits.sum()), f"{marker}-", **look)
+    # most blocks lie near zero and a few far from it: linear up to the median size, logarithmic beyond
+    typical = float(np.nanmedian(frame[value].abs()))
+    if typical > 0:
+        decade = math.ceil(math.log10(typical))
+        rho.set_yscale("symlog", linthresh=10.0**decade, linscale=1)
+        powers = [10.0**k for k in range(decade, decade + 8)]
+        low, high = rho.get_ylim()
+        rho.set_yticks([t for t in (0.0, *powers, *(-x for x in powers)) if low <= t <= high])
+        rho.minorticks_off()
     rho.axhline(0, color=figure.GREY, linewidth=0.6)
-    figure.panels([rho, gradient, chance])
+    rho.set(ylabel=name, title="alignment")
+    gradient.set(ylabel=r"$\|\nabla_B L\|^2$", title="squared gradient norm")
+    blocks = frame.block.nunique()
+    for axes, title in ((chance, "probability in the adaptive schedule"), (visits, "share of the steps taken")):
+        axes.axhline(1 / blocks, color=figure.GREY, linestyle=":", linewidth=0.9)
+        axes.set(yscale="log", ylim=(1e-4, 1.5), title=title, ylabel=title.split()[0])
+    chance.annotate("uniform", (1, 1 / blocks), (-2, 2), xycoords=("axes fraction", "data"), ha="right", fontsize=6.5,
+                    textcoords="offset points", color=figure.GREY)  # fmt: skip
+    for axes in (chance, visits):
+        axes.set_xlabel("block, from input to output")
+    figure.panels([rho, gradient, chance, visits])
     handles, labels = gradient.get_legend_handles_labels()
     drawn.legend(
-        handles, labels, loc="outside upper center", ncols=len(labels), title=subject or None, title_fontsize=7
+        handles, labels, loc="outside upper center", ncols=min(6, len(labels)), title=subject or None, title_fontsize=7
     )
     return drawn
 

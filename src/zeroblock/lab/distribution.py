@@ -1,4 +1,4 @@
-"""The distribution of ρ over M, for the three projections: violins, boxen on a log scale, strips, and the mean."""
+"""The distribution of ρ over M for the three projections: shapes, nested boxes, single draws, and the mean."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from pandas import DataFrame
 
 from . import figure
@@ -22,6 +23,10 @@ from .study import Frames
 
 SIZES = (16, 32, 64, 128, 256)
 SHOWN = ("low-rank", "sparse", "block-sparse")
+MEAN: dict[str, Any] = {"marker": "D", "linestyle": "", "color": "black", "markerfacecolor": "white", "markersize": 2.6,
+                        "markeredgewidth": 0.7, "zorder": 5}  # fmt: skip
+SHARES = (0.5, 0.9, 0.99)
+"""Central shares of the draws that nested boxes hold."""
 
 
 def _sample(dim: int, rank: int, blocks: int, s: int, name: str, draws: int, seed: int) -> DataFrame:
@@ -35,7 +40,7 @@ def _sample(dim: int, rank: int, blocks: int, s: int, name: str, draws: int, see
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """Right panel of the paper's first figure, its two supplementary views, and E[ρ] against its closed form."""
+    """The right panel of the paper's first figure, its two supplementary views, and E[ρ] against its closed form."""
 
     dim: int = 1024
     blocks: int = 16
@@ -53,19 +58,21 @@ class Distribution:
 
     @property
     def captions(self) -> dict[str, str]:
-        what = (
+        setting = (
             f"{self.draws:,} draws of M on a block-diagonal Hessian (d = {self.dim}, {self.blocks} blocks with spectra "
             "around 10, 40, 70 or 100)"
         )
         captions: dict[str, str] = {}
         for rank in self.ranks:
             captions |= {
-                f"alignment_rank{rank}": f"Distribution of ρ, rank {rank} a block, {what}: the three means coincide "
-                "with Proposition 3.4 (dashes), block-sparse spreads far wider than the other two.",
-                f"alignment_rank{rank}_boxen": f"The same (rank {rank} a block) as letter-value boxes on a log scale: "
-                "the lower tails.",
-                f"alignment_rank{rank}_strip": f"The same (rank {rank} a block), every draw a point: block-sparse "
-                "takes one value a block.",
+                f"alignment_rank{rank}": f"Distribution of ρ, rank {rank} per block, {setting}: each mean (white "
+                "diamonds) lies on Proposition 3.4's (black); block-sparse takes one value per block (dots, "
+                "whose area is the share "
+                "of draws) and spreads far wider than the other two.",
+                f"alignment_rank{rank}_boxen": f"The same (rank {rank} per block) on a log scale, which shows "
+                f"the lower "
+                "tails: nested boxes hold the central 50, 90 and 99 % of the draws.",
+                f"alignment_rank{rank}_strip": f"The same (rank {rank} per block) with a point for every draw.",
             }
         captions["alignment_mean"] = (
             "Measured mean of ρ over its closed form s·Tr(H)/(d·λmax), with two standard errors: all three "
@@ -105,55 +112,63 @@ class Distribution:
         draws = draws[draws.projection.isin(SHOWN)]
         for rank in self.ranks:
             mine, means = draws[draws["rank"] == rank], summary[summary["rank"] == rank]
-            for kind, suffix in (("violin", ""), ("boxen", "_boxen"), ("strip", "_strip")):
+            for kind, suffix in (("shapes", ""), ("boxes", "_boxen"), ("points", "_strip")):
                 drawn[f"alignment_rank{rank}{suffix}"] = _view(kind, mine, means, rank)
         drawn["alignment_mean"] = _means(summary)
         return drawn
 
 
 def _view(kind: str, draws: DataFrame, means: DataFrame, rank: int) -> Figure:
-    import seaborn
-
-    drawn, axes = figure.sheet(figure.COLUMN, 2.5)
-    common: dict[str, Any] = {"data": draws, "x": "s", "y": "rho", "hue": "projection", "ax": axes}
-    common |= {"hue_order": SHOWN, "palette": {name: figure.COLOURS[name] for name in SHOWN}}
-    if kind == "violin":
-        # a density of the block-sparse values would invent some between them; cut=0 keeps to the range
-        seaborn.violinplot(**common, cut=0, inner=None, linewidth=0.4, density_norm="width", width=0.85)
-    elif kind == "boxen":
+    """One column: ρ against s, the three projections side by side, each with its mean; and E[ρ] across them."""
+    drawn, axes = figure.sheet(figure.COLUMN, 2.7)
+    if kind == "boxes":
         axes.set_yscale("log")
-        seaborn.boxenplot(**common, linewidth=0.4, width=0.8, flier_kws={"s": 2, "linewidth": 0.3})
-    else:
-        seaborn.stripplot(**common, dodge=True, size=1.3, alpha=0.35, jitter=0.32, linewidth=0, rasterized=True)
-    if kind != "strip":  # the low-rank ones are hairs: an edge of their own colour keeps them visible
-        for body in axes.collections:
-            if not isinstance(body, PathCollection):  # which the outliers are
-                body.set_edgecolor(body.get_facecolor())
-                body.set_linewidth(1.2)
-    _dashes(axes, means, behind=kind != "strip")
-    axes.set(xlabel="srank(M) = s", ylabel=r"subspace alignment $\rho$")
+    rng = np.random.default_rng(0)
+    sizes = sorted(means.s.unique())
+    for i, s in enumerate(sizes):
+        expected = float(means[means.s == s].expected.iloc[0])
+        axes.hlines(expected, i - 0.46, i + 0.46, color="black", linewidth=0.8, zorder=1)
+        for k, name in enumerate(SHOWN):
+            rho = draws[(draws.s == s) & (draws.projection == name)].rho.to_numpy()
+            x, colour = i + (k - 1) * 0.3, figure.COLOURS[name]
+            if kind == "points":
+                axes.scatter(x + rng.uniform(-0.11, 0.11, len(rho)), rho, s=0.8, color=colour, alpha=0.3, linewidths=0,
+                             rasterized=True)  # fmt: skip
+            elif kind == "boxes":
+                for level, share in enumerate(SHARES):
+                    low, high = np.quantile(rho, [(1 - share) / 2, (1 + share) / 2])
+                    width = 0.24 * (1 - 0.3 * level)
+                    axes.fill_between([x - width / 2, x + width / 2], low, high, color=colour,
+                                      alpha=0.75 - 0.25 * level, linewidth=0.3)  # fmt: skip
+            else:
+                _shape(axes, x, rho, colour, discrete=name == "block-sparse")
+            axes.plot(x, rho.mean(), **MEAN)
+    axes.set_xticks(range(len(sizes)), [str(s) for s in sizes])
+    axes.set(xlabel="dimensions of the subspace, s", ylabel=r"subspace alignment $\rho$", xlim=(-0.5, len(sizes) - 0.5))
+    axes.set_title(f"rank {rank} per block", loc="left")
     axes.grid(axis="x", visible=False)
-    handles, labels = axes.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    if kind == "strip":
-        from matplotlib.lines import Line2D
-
-        unique = {n: Line2D([], [], marker="o", linestyle="", markersize=4, color=figure.COLOURS[n]) for n in SHOWN} | {
-            k: v for k, v in unique.items() if k not in SHOWN
-        }
-    axes.legend(unique.values(), unique.keys(), loc="upper left" if kind != "boxen" else "lower right", title=None)
-    axes.set_title(f"rank {rank} a block", loc="left")
+    for edge in range(1, len(sizes)):
+        axes.axvline(edge - 0.5, color=figure.GREY, linewidth=0.3)
+    key: list[Any] = [Line2D([], [], marker="s", linestyle="", color=figure.COLOURS[n], label=n) for n in SHOWN]
+    key += [
+        Line2D([], [], **MEAN, label="mean of its draws"),
+        Line2D([], [], color="black", linewidth=0.8, label=r"E[$\rho$], Proposition 3.4"),
+    ]
+    if kind == "boxes":
+        key += [Patch(color=figure.GREY, alpha=0.75 - 0.25 * i, label=f"{share:.0%} of draws")
+                for i, share in enumerate(SHARES)]  # fmt: skip
+    drawn.legend(handles=key, loc="outside upper center", ncols=2)
     return drawn
 
 
-def _dashes(axes: Axes, means: DataFrame, behind: bool) -> None:
-    for i, s in enumerate(sorted(means.s.unique())):
-        value = float(means[means.s == s].expected.iloc[0])
-        label = r"E[$\rho$], Proposition 3.4" if i == 0 else ""
-        axes.hlines(
-            value, i - 0.48, i + 0.48, color="black", linestyle=(0, (3, 1.5)), linewidth=0.8, label=label,
-            zorder=0.5 if behind else 5,
-        )  # fmt: skip
+def _shape(axes: Axes, x: float, rho: Any, colour: str, discrete: bool) -> None:
+    """A violin; for a discrete distribution a dot per value, its area the share of the draws that take it."""
+    if discrete:
+        values, counts = np.unique(rho.round(9), return_counts=True)
+        axes.scatter(np.full(len(values), x), values, s=120 * counts / len(rho), color=colour, linewidths=0, zorder=3)
+        return
+    body = axes.violinplot(rho, [x], widths=0.26, showextrema=False)["bodies"][0]  # type: ignore[index]
+    body.set(facecolor=colour, edgecolor=colour, alpha=1, linewidth=1.0)
 
 
 def _means(summary: DataFrame) -> Figure:
@@ -173,7 +188,7 @@ def _means(summary: DataFrame) -> Figure:
             )  # fmt: skip
         axes.axhline(1, color="black", linestyle=(0, (3, 1.5)), linewidth=0.8, zorder=0)
         axes.set_xticks(range(len(sizes)), [str(s) for s in sizes])
-        axes.set(xlabel="s", title=f"rank {rank} a block")
+        axes.set(xlabel="s", title=f"rank {rank} per block")
     grid[0][0].set_ylabel(r"mean $\rho$ / closed form")
     handles, labels = grid[0][0].get_legend_handles_labels()
     drawn.legend(handles, labels, ncols=4, loc="outside upper center")

@@ -1,4 +1,4 @@
-"""How every figure looks: column width, colour-blind-safe, the same colour for the same projection everywhere."""
+"""The look of every figure: column width, colours safe for colour-blind readers, one colour per projection."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 from pandas import DataFrame
 
 COLUMN = 3.4
-"""Inches of a column."""
+"""Width of a column, in inches."""
 
 WIDE = 7.0
-"""Inches of a page."""
+"""Width of a page, in inches."""
 
 COLOURS = {"low-rank": "#0072B2", "sparse": "#E69F00", "sparse (Bernoulli)": "#E69F00", "block-sparse": "#009E73"}
-"""Okabe and Ito's blue, orange and green: told apart under every common colour blindness."""
+"""Okabe and Ito's blue, orange and green, which readers tell apart under every common colour blindness."""
 
 MARKERS = {"low-rank": "o", "sparse": "s", "sparse (Bernoulli)": "s", "block-sparse": "D"}
 
 BOUND = "#D55E00"
-"""Vermilion: what a theorem says."""
+"""Vermilion, for what a theorem says."""
 
 MEASURED = "#0072B2"
 
@@ -58,42 +60,38 @@ STYLE: dict[str, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in the house style, leaving the caller's settings alone."""
+    """Draw in the lab's style and leave the caller's settings alone."""
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         yield
 
 
 def sequence(count: int) -> list[Any]:
-    """Colours of an ordered family, dark to light, its palest left out so that lines stay visible."""
+    """Colours of an ordered family, from dark to light; the palest are left out so that lines stay visible."""
     return [mpl.colormaps["viridis"](x) for x in np.linspace(0.0, 0.85, count)]
 
 
 def sheet(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
-    """A figure and its axes, without pyplot: nothing is shown, nothing is kept."""
+    """Make a figure and its axes without pyplot, which would keep them."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, **options)
 
 
-def band(axes: Axes, x: Any, rows: Any, colour: Any, label: str | None = None, **line: Any) -> None:
-    """The mean over seeds, (n, len(x)), with a band of one standard deviation."""
-    rows = np.asarray(rows, dtype=float)
-    mean, spread = rows.mean(0), rows.std(0)
-    axes.plot(x, mean, color=colour, label=label, **line)
-    if len(rows) > 1:
-        low = mean - spread
-        if axes.get_yscale() == "log":  # a band that reaches zero has no bottom there
-            low = np.maximum(low, rows.min(0))
-        axes.fill_between(x, low, mean + spread, color=colour, alpha=0.2, linewidth=0)
+def plain_ticks(axis: Axis, values: Sequence[float]) -> None:
+    """Label a logarithmic axis at these values, as plain numbers."""
+    axis.set_major_locator(FixedLocator(list(values)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def panels(axes: Sequence[Axes], start: str = "a") -> None:
-    """Letters in the upper left corners."""
+    """Put letters in the upper left corners, before the panels' titles."""
     for i, one in enumerate(axes):
         one.set_title(f"({chr(ord(start) + i)})", loc="left", fontweight="bold")
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """``name.png`` and ``name.pdf`` in a folder."""
+    """Write ``name.png`` and ``name.pdf`` into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{kind}" for kind in ("png", "pdf")]
     for path in paths:
@@ -103,7 +101,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def table(frame: DataFrame, folder: Path, name: str) -> Path:
-    """``name.csv`` in a folder, numbers to six digits."""
+    """Write ``name.csv`` into a folder, with numbers to six digits."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.csv"
     frame.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")

@@ -28,7 +28,7 @@ from ..ops import normal
 from ..optimizer import ZeroOrder
 
 Closure = Callable[[], Tensor]
-"""The loss of one batch, a scalar; differentiable where it is measured backward."""
+"""The loss of one batch, a scalar; differentiable where the backward way measures it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """What one block shows.
+    """The measurements of one block.
 
     Args:
         name: of the block.
@@ -99,9 +99,9 @@ class Only:
 
 def _check(closures: Sequence[Closure], probes: int) -> None:
     if not closures:
-        raise ZeroBlockError("measuring a model takes at least one batch")
+        raise ZeroBlockError("measuring a model needs at least one batch")
     if probes < 2:
-        raise ZeroBlockError(f"an error bar takes at least 2 probes, got {probes}")
+        raise ZeroBlockError(f"an error bar needs at least 2 probes, got {probes}")
 
 
 def _offsets(model: nn.Module) -> dict[str, int]:
@@ -117,7 +117,7 @@ def _offsets(model: nn.Module) -> dict[str, int]:
 class Curvature:
     """H of the mean loss, applied to vectors of some parameters.
 
-    The graph of the gradient is built once a batch and kept, so that a product is one pass through it.
+    The graph of the gradient is built once per batch and kept, so that a product is one pass through it.
     Memory is that of a few backward passes: meant for small batches.
     """
 
@@ -159,12 +159,12 @@ class Curvature:
         """H v, tensor by tensor."""
         total = [torch.zeros_like(p) for p in self.params]
         for gradient in self.gradients:
-            found = torch.autograd.grad(
+            products = torch.autograd.grad(
                 gradient, self.params, grad_outputs=list(vectors), retain_graph=True, allow_unused=True
             )
-            for t, f in zip(total, found, strict=True):
-                if f is not None:  # a loss that is linear in a parameter has no curvature there
-                    t.add_(f.detach(), alpha=1 / len(self.gradients))
+            for t, product in zip(total, products, strict=True):
+                if product is not None:  # a loss that is linear in a parameter has no curvature there
+                    t.add_(product.detach(), alpha=1 / len(self.gradients))
         return total
 
 
@@ -223,11 +223,11 @@ def backward(
     seed: int = 0,
     tick: Callable[[], None] = lambda: None,
 ) -> list[Measure]:
-    """Every block by Hessian-vector products.
+    """Measure every block by Hessian-vector products.
 
     Args:
         model: in evaluation mode; attention must be one that differentiates twice (``eager`` in transformers).
-        closures: one a batch.
+        closures: one per batch.
         partition: into blocks.
         probes: random signs z for the trace.
         iterations: of Lanczos.
@@ -236,7 +236,7 @@ def backward(
     """
     _check(closures, probes)
     named, offsets = dict(model.named_parameters()), _offsets(model)
-    found = []
+    measures = []
     for block in partition(model):
         params = [(name, named[name]) for name in block.params]
         curvature = Curvature.of([p for _, p in params], closures)
@@ -244,7 +244,7 @@ def backward(
         draws = [_draw(params, offsets, Key(seed, 0, k), Distribution.RADEMACHER) for k in range(probes)]
         start = curvature.start(_draw(params, offsets, Key(seed, 1), Distribution.NORMAL))
         variance = Estimate.of(each)
-        found.append(
+        measures.append(
             Measure(
                 block.name, _size(params), hutchinson(curvature, draws), lanczos(curvature, start, iterations),
                 Estimate(norm, 0.0), variance,
@@ -252,7 +252,7 @@ def backward(
         )  # fmt: skip
         del curvature
         tick()
-    return found
+    return measures
 
 
 def _size(params: Sequence[tuple[str, Tensor]]) -> int:
@@ -280,11 +280,11 @@ def forward(
     seed: int = 0,
     tick: Callable[[], None] = lambda: None,
 ) -> list[Measure]:
-    """Every block by losses alone, through ``ZeroOrder``: 2·probes evaluations of each batch a block.
+    """Measure every block by losses alone, through ``ZeroOrder``: 2·probes evaluations per batch and block.
 
     Args:
         model: any.
-        closures: one a batch.
+        closures: one per batch.
         partition: into blocks.
         probes: random signs z; the same for every batch.
         sketch: vectors m of the bracket of λmax, 2m(m-1) evaluations more; none leaves it unknown (NaN).
@@ -295,7 +295,7 @@ def forward(
     _check(closures, probes)
     with torch.no_grad():
         still = torch.tensor([float(closure()) for closure in closures], dtype=torch.float64)
-    found = []
+    measures = []
     blocks = partition(model)
     for index, block in enumerate(blocks):
         coeffs, sides = [], []
@@ -311,13 +311,13 @@ def forward(
         if sketch:
             bracket = _bracket(_standing(model, blocks, index, sketch, eps, seed + 1), closures, sketch, eps)
         size = sum(p.numel() for _, p, _ in _standing(model, blocks, index, 1, eps, seed).members)
-        found.append(
+        measures.append(
             Measure(
                 block.name, size, Estimate.of(curved), bracket, Estimate.square(c.mean(0)), Estimate.square(c),
             )
         )  # fmt: skip
         tick()
-    return found
+    return measures
 
 
 def _standing(model: nn.Module, blocks: Sequence[Block], index: int, probes: int, eps: float, seed: int) -> ZeroOrder:
@@ -371,6 +371,6 @@ def schatten(gram: Tensor, p: int) -> float:
     """
     m = gram.shape[0]
     if m < p:
-        raise ZeroBlockError(f"Tr(H^{p}) takes at least {p} vectors, got {m}")
+        raise ZeroBlockError(f"Tr(H^{p}) needs at least {p} vectors, got {m}")
     upper = gram.triu(1)
     return float((torch.linalg.matrix_power(upper, p - 1) @ (upper + upper.T)).trace()) / math.comb(m, p)

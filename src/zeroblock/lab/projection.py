@@ -137,11 +137,11 @@ def _check_size(s: int, d: int) -> None:
 
 
 class Projection(Protocol):
-    """A random M with E[Tr M] = s, as an optimizer."""
+    """A random M with E[Tr M] = s, which an optimizer draws at every step."""
 
     @property
     def label(self) -> str:
-        """What figures call it."""
+        """The name in figures."""
         ...
 
     @property

@@ -79,8 +79,8 @@ def hessian(dim: int = 256, rank: int = 64, tops: Sequence[float] = (10.0,), *, 
 
     Args:
         dim: d.
-        rank: r, eigenvalues of a block that are not zero.
-        tops: λᵢ, one a block; their number B divides d.
+        rank: r, the number of nonzero eigenvalues per block.
+        tops: λᵢ, one per block; their number B divides d.
         seed: of the eigenvectors.
     """
     b = _block_size(dim, rank, len(tops))
@@ -97,9 +97,9 @@ def heterogeneous(
 
     Args:
         dim: d.
-        rank: eigenvalues of a block that are not zero; the paper says 64 in its text, 16 in its appendix.
+        rank: nonzero eigenvalues per block; the paper says 64 in its text and 16 in its appendix.
         blocks: B, divides d.
-        decay: draw λmax of a block so and decay linearly to a tenth, in place of drawing each eigenvalue.
+        decay: draw only the largest eigenvalue of a block and let the others fall linearly to a tenth of it.
         spread: how far from the reference.
         seed: of spectra and eigenvectors.
     """
@@ -130,18 +130,18 @@ def _rotated(spectra: Tensor, generator: torch.Generator) -> Hessian:
 
 
 class Quadratic(nn.Module):
-    """½ θᵀHθ with θ cut into pieces of equal size, each a parameter; one piece unless said.
+    """½ θᵀHθ with θ cut into pieces of equal size, each a parameter; by default in one piece.
 
     Args:
         hessian: H.
         start: θ₀, (d,).
-        size: coordinates a piece.
+        size: coordinates per piece.
     """
 
     def __init__(self, hessian: Hessian, start: Tensor, size: int | None = None) -> None:
         super().__init__()
         if start.shape != (hessian.dim,):
-            raise ZeroBlockError(f"θ₀ has shape {tuple(start.shape)}, the Hessian wants ({hessian.dim},)")
+            raise ZeroBlockError(f"θ₀ has shape {tuple(start.shape)}, the Hessian needs ({hessian.dim},)")
         if size is not None and hessian.dim % size:
             raise ZeroBlockError(f"pieces of {size} coordinates do not divide a dimension of {hessian.dim}")
         self.hessian = hessian

@@ -1,4 +1,4 @@
-"""Jobs of an experiment, over processes, with a tick for each that is done."""
+"""Run the jobs of a study in several processes and report each one that is done."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _single_thread() -> None:
 
 @contextlib.contextmanager
 def _ignored() -> Iterator[None]:
-    """What starts here never hears of Ctrl-C."""
+    """Processes that start within this context ignore Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -45,7 +45,7 @@ class Runner:
     """Runs jobs and returns their results in order.
 
     Args:
-        workers: processes; 1 stays in this one.
+        workers: number of processes; 1 runs the jobs in this one.
         tick: called after each job.
     """
 
@@ -55,7 +55,7 @@ class Runner:
 
     @staticmethod
     def cores() -> int:
-        """Processes worth starting: one a core that this process may use."""
+        """The number of processes worth starting: one per core that this process may use."""
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def __enter__(self) -> Self:
@@ -68,7 +68,7 @@ class Runner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._pool is not None:
-            if kind is not None:  # nobody waits for what they are at; Python 3.14 has terminate_workers
+            if kind is not None:  # nobody waits for the jobs under way; Python 3.14 has terminate_workers
                 for process in list((self._pool._processes or {}).values()):
                     process.terminate()
             self._pool.shutdown(wait=True, cancel_futures=True)
@@ -77,7 +77,7 @@ class Runner:
     def __call__(self, jobs: Sequence[Job]) -> list[Any]:
         if self._pool is None:
             return [self._here(job) for job in jobs]
-        with _ignored():  # processes are started here; a Ctrl-C is for this one, which ends them
+        with _ignored():  # processes start here; Ctrl-C reaches this process, which ends them
             futures = [self._pool.submit(_call, job) for job in jobs]
         for _ in concurrent.futures.as_completed(futures):
             self.tick()

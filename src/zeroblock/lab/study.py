@@ -1,4 +1,4 @@
-"""A study: jobs that measure, figures drawn from the numbers alone, a sentence about each figure."""
+"""A study measures in jobs, draws its figures from the resulting tables, and explains each figure in a sentence."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Frames = dict[str, DataFrame]
 
 
 class Study(Protocol):
-    """One subject of the lab; a frozen dataclass whose fields are its settings."""
+    """One subject of the lab: a frozen dataclass whose fields are its settings."""
 
     @property
     def name(self) -> str:
-        """Of the subcommand."""
+        """The name of the subcommand."""
         ...
 
     @property
     def jobs(self) -> int:
-        """How many jobs ``measure`` runs, for the progress bar."""
+        """The number of jobs that ``measure`` runs, for the progress bar."""
         ...
 
     @property
@@ -40,7 +40,7 @@ class Study(Protocol):
 
 
 def carry_out(study: Study, folder: Path, run: Runner) -> list[Path]:
-    """Measure, write the CSVs, draw from them, write the figures; returns what was written."""
+    """Measure, write the tables, draw the figures and write them; return the paths written."""
     frames = study.measure(run)
     written = [figure.table(frame, folder, name) for name, frame in frames.items()]
     with figure.style():
@@ -50,7 +50,7 @@ def carry_out(study: Study, folder: Path, run: Runner) -> list[Path]:
 
 
 def readme(studies: Iterable[Study], folder: Path) -> Path:
-    """``README.md``: each figure, what it shows in a sentence, and the command that draws it again."""
+    """Write ``README.md``: each figure with its caption and the command that draws it."""
     lines = ["# The theory lab", ""]
     for study in studies:
         lines += [f"## `zeroblock lab {study.name}`", ""]
