@@ -47,6 +47,13 @@ def append(path: Path) -> BinaryIO:
     return open(handle, "ab")
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder if need be; a link in its place is refused."""
+    path.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, f"{path.name} is a link, and links are not followed", str(path))
+
+
 def remove_drafts(folder: Path) -> None:
     """Remove the drafts that killed processes left in a folder; call it only where no other process writes."""
     for path in folder.glob(".*.part"):

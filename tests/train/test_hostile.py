@@ -78,6 +78,17 @@ def test_lines_are_not_added_through_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "precious"
 
 
+def test_figures_are_not_drawn_through_a_link(llama: Path, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    run(settings(llama, data), tmp_path / "run", Kill(5))
+    (tmp_path / "run" / "figures").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    with pytest.raises(ZeroBlockError, match="figures is a link, and links are not followed"):
+        resume(tmp_path / "run")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    (tmp_path / "run" / "figures").unlink()
+    assert resume(tmp_path / "run").summary is not None
+
+
 def test_a_snapshot_is_not_written_through_links(llama: Path, data: Path, tmp_path: Path) -> None:
     """Neither under the old name of its draft nor under its own."""
     elsewhere = tmp_path / "elsewhere"
@@ -322,3 +333,29 @@ def test_a_journal_that_is_lost_ends_the_run(
     assert not (tmp_path / "run" / "summary.json").exists()
     assert not (tmp_path / "run" / "snapshot").exists()
     assert lines(tmp_path / "run")[-1]["step"] == 8
+
+
+@pytest.mark.parametrize("how", ["deleted", "cut", "replaced"])
+def test_a_journal_that_is_deleted_or_cut_is_noticed(how: str, llama: Path, data: Path, tmp_path: Path) -> None:
+    """Its writer writes it anew, unless another file is in its place: no run ends without a journal."""
+    config = settings(llama, data, fsync=3600.0)
+    whole = run(config, tmp_path / "whole")
+
+    class Damage(Quiet):
+        def step(self, progress: Progress) -> None:
+            journal = tmp_path / "run" / "journal.zbj"
+            if progress.step == 9 and how == "cut":
+                os.truncate(journal, journal.stat().st_size - 40)
+            elif progress.step == 9:
+                journal.unlink()
+                if how == "replaced":
+                    journal.write_text("another file")
+
+    if how == "replaced":
+        with pytest.raises(ZeroBlockError, match="was replaced by another file during the run"):
+            run(config, tmp_path / "run", Damage())
+        assert not (tmp_path / "run" / "summary.json").exists()
+        return
+    with pytest.warns(ZeroBlockWarning, match=f"was {how} during the run; its 10 steps were written anew"):
+        run(config, tmp_path / "run", Damage())
+    assert kept(whole.folder) == kept(tmp_path / "run")

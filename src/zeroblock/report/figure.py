@@ -134,7 +134,7 @@ def _sheet(path: Path, title: str, size: tuple[float, float] = SIZE_INCHES) -> I
         axes = figure.subplots()
         axes.set_title(title, loc="left")
         yield axes
-        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.make_folder(path.parent)
         picture = io.BytesIO()
         figure.savefig(picture, format="png")
         atomic.write(path, picture.getvalue())
