@@ -15,10 +15,19 @@ from zeroblock.lab.check import Check, Role
 
 FALSE_CLAIMS = {("B.3", "E‖u‖"), ("B.9", "descent")}
 FALSE_STEPS = {
-    ("3.2", "ρ ≤ s, Bernoulli"), ("3.3", "srank(M) ≤ s, Bernoulli"), ("3.3", "⟨E ĝ, ∇L⟩ = ‖∇L‖²"), ("3.3", "52αL ≤ 13/9"), ("3.6", "sphere's law on V_s"),
-    ("3.6", "c₁ of the proof, λmax = 0.01"), ("B.8", "one-sided H"), ("B.9", "P(‖Mu‖² ≥ 2s)"),
-    ("B.9", "root of P(long step)"), ("B.12", "2√(2s) = 2√s"), ("C.1", "one-sided H"), ("C.1", "root of a sum"),
-}  # fmt: skip
+    ("3.2", "ρ ≤ s, Bernoulli"),
+    ("3.3", "srank(M) ≤ s, Bernoulli"),
+    ("3.3", "⟨E ĝ, ∇L⟩ = ‖∇L‖²"),
+    ("3.3", "52αL ≤ 13/9"),
+    ("3.6", "sphere's law on V_s"),
+    ("3.6", "c₁ of the proof, λmax = 0.01"),
+    ("B.8", "one-sided H"),
+    ("B.9", "P(‖Mu‖² ≥ 2s)"),
+    ("B.9", "root of P(long step)"),
+    ("B.12", "2√(2s) = 2√s"),
+    ("C.1", "one-sided H"),
+    ("C.1", "root of a sum"),
+}
 
 
 @pytest.fixture(scope="module")

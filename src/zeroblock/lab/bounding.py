@@ -113,7 +113,7 @@ class Bounding:
             "bounds_stability": (
                 "Two runs with the same noise on data sets that differ in one example: the largest mean difference of "
                 f"their losses (points, {self.pairs} pairs, bars of one standard error) and the bound of Theorem 3.10 "
-                "(dashed), for α_t = C/t."
+                "(dashed), for subspaces of s dimensions and step sizes C/t."
             ),
             "bounds_lemmas": (
                 "Every line that was measured, with its number in the paper: measured over stated value. Left: "
@@ -162,6 +162,8 @@ def _shade(axes: Axes, top: float) -> None:
     """Mark the region above 1, in which the bound is violated."""
     axes.axhspan(1, top, color=VIOLATED, alpha=0.15, linewidth=0)
     axes.axhline(1, color="black", linewidth=0.8)
+    axes.annotate("bound violated", (0.98, 1), (0, 3), xycoords=("axes fraction", "data"), ha="right", fontsize=6.5,
+                  textcoords="offset points", color="#9B4F7F")  # fmt: skip
 
 
 def _rate(frame: DataFrame, counter: DataFrame, corrected: DataFrame) -> Figure:
@@ -173,10 +175,10 @@ def _rate(frame: DataFrame, counter: DataFrame, corrected: DataFrame) -> Figure:
         left.fill_between(mine["T"], mine.ratio - mine.ratio_error, mine.ratio + mine.ratio_error, color=colour,
                           alpha=0.25, linewidth=0)  # fmt: skip
         left.plot(mine["T"], mine.measured / mine.corrected, color=colour, linestyle="--", linewidth=0.9)
-    left.plot([], [], color=figure.GREY, label="published")
+    left.plot([], [], color=figure.GREY, label="Theorem 3.3")
     left.plot([], [], color=figure.GREY, linestyle="--", linewidth=0.9, label="corrected")
     _shade(left, 12)
-    left.set(xscale="log", yscale="log", xlabel="T", ylabel="measured / bound", ylim=(0.15, 12),
+    left.set(xscale="log", yscale="log", xlabel="steps T", ylabel=r"mean $\|\nabla L\|^2$ / bound", ylim=(0.15, 12),
              title=f"quadratic, d = {frame.d.iloc[0]}")  # fmt: skip
     left.legend(loc="upper left", ncols=2, columnspacing=0.8, handletextpad=0.4)
     figure.plain_ticks(left.yaxis, (0.2, 0.5, 1, 2, 5, 10))
@@ -190,7 +192,7 @@ def _rate(frame: DataFrame, counter: DataFrame, corrected: DataFrame) -> Figure:
         mine = counter[counter.loss == kind]
         middle.errorbar(mine.d_over_s, mine.ratio, mine.ratio_error, fmt=marker, color=colour, markersize=5,
                         markerfacecolor="none", label=kind)  # fmt: skip
-    middle.set(xscale="log", yscale="log", xlabel="d / s", ylim=(0.15, 200), title="measured / published")
+    middle.set(xscale="log", yscale="log", xlabel="d / s", ylim=(0.15, 200), title="over Theorem 3.3")
     middle.legend(loc="upper left")
     figure.plain_ticks(middle.yaxis, (0.2, 1, 4, 16, 64))
     figure.plain_ticks(middle.xaxis, (2, 8, 32, 128, 512))
@@ -203,7 +205,7 @@ def _rate(frame: DataFrame, counter: DataFrame, corrected: DataFrame) -> Figure:
         right.errorbar(i + jitter, mine.ratio, mine.ratio_error, fmt="o", color=colour, markersize=2, linewidth=0.5)
     right.set_xticks(range(len(names)), [name.replace("sparse (Bernoulli)", "Bernoulli") for name in names],
                      rotation=50, ha="right")  # fmt: skip
-    right.set(ylim=(0, 1.2), title="measured / corrected")
+    right.set(ylim=(0, 1.2), title="over the corrected bound")
     right.grid(axis="x", visible=False)
     figure.panels([left, middle, right])
     return drawn
@@ -219,13 +221,13 @@ def _stability(frame: DataFrame) -> Figure:
             mine = part[part.s == s]
             axes.plot(mine["T"], mine.bound, color=colour, linestyle="--", linewidth=0.9)
             axes.errorbar(mine["T"], mine.measured, mine.error, fmt=f"{marker}-", color=colour, markersize=3,
-                          capsize=1.5, label=f"s = {s}, q = {mine.q.iloc[0]:.2f}")  # fmt: skip
-        axes.plot([], [], color=figure.GREY, linestyle="--", linewidth=0.9, label="bound")
-        axes.set(xscale="log", yscale="log", xlabel="T", title=f"C = {c:g}")
+                          capsize=1.5, label=f"s = {s}")  # fmt: skip
+        axes.plot([], [], color=figure.GREY, linestyle="--", linewidth=0.9, label="Theorem 3.10")
+        axes.set(xscale="log", yscale="log", xlabel="steps T", title=f"step size {c:g}/t")
         axes.set_ylim(frame.measured.min() / 3, 60 * frame.bound.max())
         axes.tick_params(labelleft=True)
         axes.legend(loc="upper left", ncols=2, columnspacing=0.8)
-    grid[0][0].set_ylabel("difference of losses")
+    grid[0][0].set_ylabel("difference of the two runs' losses")
     figure.panels(list(grid[0]))
     return drawn
 
