@@ -34,7 +34,10 @@ def slow_scores(model, batch: list[Encoded]) -> list[list[float]]:
     return found
 
 
-def slow_loss(model, batch: list[Encoded], labels: list[int], over: str) -> float:
+def slow_loss(model, batch: list[Encoded], labels: list[int], over: str, reduction: str) -> float:
+    if (over, reduction) == ("answer", "tokens"):
+        right = [scores[label] for scores, label in zip(slow_scores(model, batch), labels, strict=True)]
+        return -sum(right) / sum(len(one.options[label]) for one, label in zip(batch, labels, strict=True))
     losses = []
     for one, scores, label in zip(batch, slow_scores(model, batch), labels, strict=True):
         means = torch.tensor(scores) / torch.tensor([len(option) for option in one.options])
@@ -52,9 +55,9 @@ def test_packed_scores_are_those_of_each_string_alone(name: str) -> None:
         torch.testing.assert_close(
             [x for row in got for x in row], [x for row in slow_scores(model, BATCH) for x in row], rtol=1e-4, atol=1e-4
         )
-        for over in ("options", "answer"):
-            loss = float(engine.objective(BATCH, LABELS, over)())
-            assert loss == pytest.approx(slow_loss(model, BATCH, LABELS, over), abs=2e-5)
+        for over, reduction in itertools.product(("options", "answer"), ("tokens", "examples")):
+            loss = float(engine.objective(BATCH, LABELS, over, reduction)())
+            assert loss == pytest.approx(slow_loss(model, BATCH, LABELS, over, reduction), abs=2e-5)
 
 
 def both_ways(model, build, steps: int, over: str = "options", batch=BATCH, labels=LABELS, **options):
@@ -512,6 +515,6 @@ def test_a_window_that_only_the_mask_knows_of() -> None:
         got = [score.total for scores in engine.scores(batch) for score in scores]
         expected = [total for totals in slow_scores(model, batch) for total in totals]
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-    with pytest.warns(zb.ZeroBlockWarning, match="more than 40 tokens, where it looks no further back"):
+    with pytest.warns(zb.ZeroBlockWarning, match="longer than the 40 tokens it looks back over"):
         zb.mezo_bcd(model, lr=0.0).step(engine.objective([long], [0]))
     assert Engine(decoder("mistral")).max_length == Engine(decoder("llama")).max_length == float("inf")

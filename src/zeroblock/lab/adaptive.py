@@ -99,7 +99,7 @@ def diagnose(
 
         header = read_journal(path).header
         own = build("schedule", header.method["schedule"])
-        if not isinstance(own, Adaptive):
+        if not isinstance(own, Adaptive):  # only this schedule has the probabilities that the study draws
             raise ZeroBlockError(f"{path} chose its blocks by {header.parts.get('schedule')}, not adaptively")
         schedule, interval = own, header.method["interval"]
         labels, blocks = header.blocks, len(header.blocks)
