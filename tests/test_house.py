@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,20 @@ def test_no_private_name_crosses_modules() -> None:
                     alias.name for alias in node.names if alias.name.startswith("_") and alias.name != "__version__"
                 ]
                 assert not private, f"{name} imports {private} of {node.module}"
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda: zb.Estimate, "zeroblock.Estimate is now called zeroblock.step.Numbers"),
+        (
+            lambda: importlib.import_module("zeroblock.engine").Objective,
+            "is now called .*BatchObjective",
+        ),
+        (lambda: importlib.import_module("zeroblock.task").Row, "zeroblock.task.Row is now called DataRow"),
+        (lambda: zb.normal(zb.Key(0, 1), 0, (3,)), "normal: a Key with separate offset"),
+    ],
+)
+def test_old_names_work_and_name_the_new_ones(read: Callable[[], object], message: str) -> None:
+    with pytest.warns(zb.ZeroBlockWarning, match=message):
+        assert read() is not None

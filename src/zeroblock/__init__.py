@@ -64,6 +64,12 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that the command line can answer without torch."""
+    if name == "Estimate":  # its name until 0.1
+        from .errors import warn_renamed
+        from .step import Numbers
+
+        warn_renamed("zeroblock.Estimate", "zeroblock.step.Numbers")
+        return Numbers
     if name not in _HOME:
         raise AttributeError(f"module 'zeroblock' has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

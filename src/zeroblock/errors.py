@@ -50,9 +50,9 @@ class Renamed:
 
 
 def warn_renamed(old: str, new: str, stacklevel: int = 2) -> None:
-    """Say that a name is deprecated, and which one replaces it."""
+    """Say which name replaces an old one."""
     warnings.warn(
-        f"{old} is deprecated and will go in the next release: use {new}", ZeroBlockWarning, stacklevel=stacklevel + 1
+        f"{old} is now called {new}; the old name works until 0.3", ZeroBlockWarning, stacklevel=stacklevel + 1
     )
 
 

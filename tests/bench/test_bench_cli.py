@@ -14,7 +14,7 @@ from bench_model import build, pool
 from typer.testing import CliRunner
 
 from zeroblock.bench import batch, measurement
-from zeroblock.bench.measurement import Measurement
+from zeroblock.bench.row import BenchRow
 from zeroblock.cli.bench import app
 from zeroblock.errors import ZeroBlockError
 
@@ -41,8 +41,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def row(**changes: object) -> Measurement:
-    plain = Measurement(
+def row(**changes: object) -> BenchRow:
+    plain = BenchRow(
         "opt-13b", "sst2", "mezo-reference", "reference", "cuda", "float16", 16, 20, 1, 461.0, 460.0, 463.0, 461.5,
         26_500_000_000, 25_706_987_520, 1.0, 1.0, 120.0, 43.0, 217, 1301, "NVIDIA H200", "torch 2", "2026-01-01",
     )  # fmt: skip

@@ -16,26 +16,26 @@ import zeroblock as zb
 from zeroblock.bench import batch, measurement, variant
 from zeroblock.bench.batch import Load
 from zeroblock.bench.ceiling import Ceiling
-from zeroblock.bench.measurement import Measurement
+from zeroblock.bench.row import BenchRow
 from zeroblock.bench.step import Sampling, measure
 from zeroblock.errors import ZeroBlockError
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Measurement]:
+def rows() -> list[BenchRow]:
     methods = ["mezo_bcd", "mezo-reference", "mezo_bcd-reference", "lozo", "mezo_bcd_adam"]
     choices = variant.choose(methods, ["sequential", "forked"])
     sampling = Sampling(batch_size=4, steps=21, interval=2)
     return list(measure(build(), pool(), choices, sampling, names=("tiny", "sst2")))
 
 
-def test_every_method_meets_every_engine_after_the_published_ones(rows: list[Measurement]) -> None:
+def test_every_method_meets_every_engine_after_the_published_ones(rows: list[BenchRow]) -> None:
     found = [(row.method, row.engine) for row in rows]
     assert found[:2] == [("mezo-reference", "reference"), ("mezo_bcd-reference", "reference")]
     assert set(found[2:]) == {(m, e) for m in ("mezo_bcd", "lozo", "mezo_bcd_adam") for e in variant.ENGINES}
 
 
-def test_rows_hold_what_was_measured(rows: list[Measurement]) -> None:
+def test_rows_hold_what_was_measured(rows: list[BenchRow]) -> None:
     base = rows[0]
     weights = sum(p.numel() for p in build().parameters()) * 4
     for row in rows:
@@ -50,7 +50,7 @@ def test_rows_hold_what_was_measured(rows: list[Measurement]) -> None:
     assert base.ratio_to_reference == base.ratio_of_medians == 1.0
 
 
-def test_block_methods_are_measured_over_whole_cycles(rows: list[Measurement]) -> None:
+def test_block_methods_are_measured_over_whole_cycles(rows: list[BenchRow]) -> None:
     steps = {row.method: (row.cycle, row.steps) for row in rows}
     assert steps["mezo-reference"] == steps["lozo"] == (1, 25)
     assert steps["mezo_bcd"] == steps["mezo_bcd-reference"] == (5, 25)
@@ -189,7 +189,7 @@ def test_bytes_that_must_be_moved() -> None:
     assert copied["mezo_bcd_adam", "forked"] == pytest.approx((5 + 4) / 5)
 
 
-def test_rows_survive_the_csv(tmp_path: Path, rows: list[Measurement]) -> None:
+def test_rows_survive_the_csv(tmp_path: Path, rows: list[BenchRow]) -> None:
     path = tmp_path / "results" / "bench.csv"
     measurement.append(path, rows[:1])
     measurement.append(path, rows[1:])
@@ -207,7 +207,7 @@ def test_rows_survive_the_csv(tmp_path: Path, rows: list[Measurement]) -> None:
         (tmp_path / "odd.csv").unlink()
 
 
-def test_a_csv_of_something_else_is_left_alone(tmp_path: Path, rows: list[Measurement]) -> None:
+def test_a_csv_of_something_else_is_left_alone(tmp_path: Path, rows: list[BenchRow]) -> None:
     path = tmp_path / "noise.csv"
     path.write_text("operation,ms\ncopy,1\n")
     with pytest.raises(ZeroBlockError, match="other columns"):

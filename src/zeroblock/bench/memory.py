@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..block import layers
-from .measurement import Measurement
+from .row import BenchRow
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -125,7 +125,7 @@ def forward(config: Any, bytes_each: int, rows: int, length: int) -> Forward:
     return Forward(rows, length, tokens * config.vocab_size * bytes_each, cache)
 
 
-def document(needs: Sequence[Need], forward: Forward | None, peaks: Sequence[Measurement]) -> dict[str, Any]:
+def document(needs: Sequence[Need], forward: Forward | None, peaks: Sequence[BenchRow]) -> dict[str, Any]:
     """The table, the forward and the measured peaks as plain values."""
     return {
         "theory": [
@@ -137,7 +137,7 @@ def document(needs: Sequence[Need], forward: Forward | None, peaks: Sequence[Mea
     }
 
 
-def show(title: str, needs: Sequence[Need], forward: Forward | None, peaks: Sequence[Measurement]) -> None:
+def show(title: str, needs: Sequence[Need], forward: Forward | None, peaks: Sequence[BenchRow]) -> None:
     """Print the table, a line per method; and the peaks, a line per method and engine, a column per task."""
     from rich.console import Console
     from rich.table import Table
@@ -160,7 +160,7 @@ def show(title: str, needs: Sequence[Need], forward: Forward | None, peaks: Sequ
         )
 
 
-def _measured(title: str, peaks: Sequence[Measurement]) -> Table:
+def _measured(title: str, peaks: Sequence[BenchRow]) -> Table:
     from rich.table import Table
 
     several = len({(row.device, row.batch_size) for row in peaks}) > 1

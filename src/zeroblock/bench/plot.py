@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZeroBlockError
-from .measurement import Measurement
+from .row import BenchRow
 
 COLOURS = {
     "mezo": "#0072B2",
@@ -24,7 +24,7 @@ ENGINES = {"reference": "as published", "sequential": "zeroblock, sequential", "
 WIDTH_INCHES = 7.0
 
 
-def draw(rows: Sequence[Measurement], folder: Path) -> list[Path]:
+def draw(rows: Sequence[BenchRow], folder: Path) -> list[Path]:
     """Draw both figures as PNG and PDF; the one of memory only if peaks were measured.
 
     Args:
@@ -42,10 +42,10 @@ def draw(rows: Sequence[Measurement], folder: Path) -> list[Path]:
     return paths
 
 
-def time_figure(rows: Sequence[Measurement]) -> Any:
+def time_figure(rows: Sequence[BenchRow]) -> Any:
     """A panel per model, a group per task: the mean step of every variant, with its ratio to MeZO as published."""
 
-    def finish(axis: Any, members: list[Measurement]) -> None:
+    def finish(axis: Any, members: list[BenchRow]) -> None:
         axis.set_yscale("log")
         low, high = min(r.q20_ms for r in members), max(max(r.mean_ms, r.q80_ms) for r in members)
         # a log axis has no zero for bars to start from; from half the shortest on, every bar can be seen
@@ -55,23 +55,23 @@ def time_figure(rows: Sequence[Measurement]) -> Any:
         if any(row.ratio_to_reference is not None for row in members):
             axis.set_title("×: times as fast as MeZO as published", loc="right", fontsize=6.5)
 
-    def whisker(axis: Any, x: float, row: Measurement) -> float:
+    def whisker(axis: Any, x: float, row: BenchRow) -> float:
         axis.plot([x, x], [row.q20_ms, row.q80_ms], color="black", linewidth=0.8, solid_capstyle="butt")
         return row.q80_ms
 
-    def label(row: Measurement) -> str:
+    def label(row: BenchRow) -> str:
         return f"{_short(row.mean_ms)} ms" if row.ratio_to_reference is None else f"×{_short(row.ratio_to_reference)}"
 
     return _figure(rows, lambda row: row.mean_ms, label, whisker, finish)
 
 
-def memory_figure(rows: Sequence[Measurement]) -> Any:
+def memory_figure(rows: Sequence[BenchRow]) -> Any:
     """A panel per model, a group per task: the peak of every variant, and the weights as a line."""
 
-    def value(row: Measurement) -> float:
+    def value(row: BenchRow) -> float:
         return (row.peak_bytes or 0) / 1e9
 
-    def finish(axis: Any, members: list[Measurement]) -> None:
+    def finish(axis: Any, members: list[BenchRow]) -> None:
         weights = members[0].weights_bytes / 1e9
         axis.axhline(weights, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
         axis.annotate(
@@ -94,11 +94,11 @@ def memory_figure(rows: Sequence[Measurement]) -> Any:
 
 
 def _figure(
-    rows: Sequence[Measurement],
-    value: Callable[[Measurement], float],
-    label: Callable[[Measurement], str],
-    mark: Callable[[Any, float, Measurement], float],
-    finish: Callable[[Any, list[Measurement]], None],
+    rows: Sequence[BenchRow],
+    value: Callable[[BenchRow], float],
+    label: Callable[[BenchRow], str],
+    mark: Callable[[Any, float, BenchRow], float],
+    finish: Callable[[Any, list[BenchRow]], None],
 ) -> Any:
     """A panel per model with a group of bars per task.
 
@@ -111,7 +111,7 @@ def _figure(
     """
     from ..lab.figure import sheet
 
-    panels: dict[tuple[str, str, str, int], list[Measurement]] = {}
+    panels: dict[tuple[str, str, str, int], list[BenchRow]] = {}
     for row in rows:
         panels.setdefault((row.machine, row.model, row.dtype, row.batch_size), []).append(row)
     figure, axes = sheet(WIDTH_INCHES, 2.3 * len(panels) + 0.3, len(panels), 1, squeeze=False)
@@ -143,7 +143,7 @@ def _figure(
     return figure
 
 
-def _paint(row: Measurement) -> dict[str, Any]:
+def _paint(row: BenchRow) -> dict[str, Any]:
     """The colour stands for the method, tint and hatching for the engine."""
     return _shade(_colour(row), row.engine)
 
@@ -156,17 +156,17 @@ def _shade(colour: str, engine: str) -> dict[str, Any]:
     return {"facecolor": face, "hatch": HATCHES[engine], "edgecolor": base, "linewidth": 0.6}
 
 
-def _colour(row: Measurement) -> str:
+def _colour(row: BenchRow) -> str:
     method = row.method.removesuffix("-reference")
     # chosen by name, so that a method keeps its colour whatever else is drawn
     return COLOURS.get(method) or OTHERS[sum(map(ord, method)) % len(OTHERS)]
 
 
-def _ordered(rows: Sequence[Measurement]) -> list[Measurement]:
+def _ordered(rows: Sequence[BenchRow]) -> list[BenchRow]:
     """Published procedures first, then ours; both in the order in which the paper names the methods."""
     methods = [*COLOURS]
 
-    def place(row: Measurement) -> tuple[bool, int, str, int]:
+    def place(row: BenchRow) -> tuple[bool, int, str, int]:
         method = row.method.removesuffix("-reference")
         rank = methods.index(method) if method in methods else len(methods)
         return row.engine != "reference", rank, method, list(ENGINES).index(row.engine)
@@ -174,7 +174,7 @@ def _ordered(rows: Sequence[Measurement]) -> list[Measurement]:
     return sorted(rows, key=place)
 
 
-def _legend(figure: Any, rows: Sequence[Measurement]) -> None:
+def _legend(figure: Any, rows: Sequence[BenchRow]) -> None:
     from matplotlib.patches import Patch
 
     seen = {row.method.removesuffix("-reference"): row for row in _ordered(rows)}
@@ -184,7 +184,7 @@ def _legend(figure: Any, rows: Sequence[Measurement]) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 7))
 
 
-def _where(row: Measurement) -> str:
+def _where(row: BenchRow) -> str:
     name = row.machine.removeprefix("NVIDIA ") if row.device == "cuda" else f"CPU, {row.machine.rpartition(', ')[2]}"
     return f"{name}, {row.dtype.replace('float', 'fp')}, batch {row.batch_size}"
 

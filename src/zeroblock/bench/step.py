@@ -23,7 +23,7 @@ from ..errors import ZeroBlockError, ZeroBlockWarning
 from . import host, variant
 from .batch import Batch, Load, Pool
 from .ceiling import Ceiling
-from .measurement import Measurement
+from .row import BenchRow
 from .variant import Choice, Variant
 
 BASELINE = "mezo-reference"
@@ -93,7 +93,7 @@ def measure(
     names: tuple[str, str],
     idle_bytes: int = 0,
     tell: Callable[[str], None] = lambda text: None,
-) -> Iterator[Measurement]:
+) -> Iterator[BenchRow]:
     """Measure every variant; yields each measurement as soon as it is there.
 
     Args:
@@ -108,7 +108,7 @@ def measure(
     device = next(model.parameters()).device
     ceiling = Ceiling(model)
     blocks = _blocks(model)
-    reference: Measurement | None = None
+    reference: BenchRow | None = None
     for choice in choices:
         with _fresh(device):
             try:
@@ -280,8 +280,8 @@ def _row(
     ceiling: Ceiling,
     names: tuple[str, str],
     sample: Sample,
-    reference: Measurement | None,
-) -> Measurement:
+    reference: BenchRow | None,
+) -> BenchRow:
     first = next(model.parameters())
     times, load = sample.times, sample.load
     fifths = statistics.quantiles(times, n=5, method="inclusive") if len(times) > 1 else times * 4
@@ -290,7 +290,7 @@ def _row(
         (reference.mean_ms, reference.median_ms) if reference else (mean, median) if choice.method == BASELINE else None
     )
     floor = ready.gemm_ms(ceiling, load)
-    return Measurement(
+    return BenchRow(
         model=names[0],
         task=names[1],
         method=choice.method,

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import ZeroBlockError, ZeroBlockWarning
+from ..errors import ZeroBlockError, ZeroBlockWarning, shown
 from . import (
     apply,
     bench,
@@ -32,6 +32,9 @@ from . import (
     tasks,
     train,
 )
+
+MAX_MESSAGE = 4000
+"""Characters of a message that are printed."""
 
 CommandLineError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """The base class of every mistake in the arguments. typer does not export it, and its module depends on the version."""
@@ -104,9 +107,9 @@ def main() -> None:
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
     """Print our own warnings in one line, and those of other packages only if Python was asked for them (``-W``)."""
     if issubclass(category, ZeroBlockWarning) or sys.warnoptions:
-        typer.echo(f"zeroblock: warning: {' '.join(str(message).split())}", err=True)
+        typer.echo(f"zeroblock: warning: {shown(' '.join(str(message).split()), MAX_MESSAGE)}", err=True)
 
 
 def _fail(message: str, code: int) -> int:
-    typer.echo(f"zeroblock: {' '.join(message.split())}", err=True)
+    typer.echo(f"zeroblock: {shown(' '.join(message.split()), MAX_MESSAGE)}", err=True)
     return code

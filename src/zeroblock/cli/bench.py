@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..bench.batch import Pool
-    from ..bench.measurement import Measurement
+    from ..bench.row import BenchRow
 
 app = typer.Typer(help="Measure the cost of a step; draw and tabulate measurements.", no_args_is_help=True)
 
@@ -75,7 +75,8 @@ def step(
     from dataclasses import asdict
 
     from .. import model as models
-    from ..bench import measurement, variant
+    from ..bench import row as rows_of
+    from ..bench import variant
     from ..bench.step import Sampling, measure, resident
 
     choices = variant.choose(_names(methods), _names(engines))
@@ -83,23 +84,23 @@ def step(
     names = _names(task)
     where = models.place(device)
     if csv is not None:
-        measurement.check(csv)
+        rows_of.check(csv)
     pools = {name: _pool(name, model, data, encoded, tokenizer, seed) for name in names}
     config: Any = models.skeleton(model).config  # before idle: imports are not the model's memory
     for name, pool in pools.items():
         _check(pool, config, name)
     if csv is not None:
-        measurement.append(csv, [])  # a file that cannot be written fails before anything is measured
+        rows_of.append(csv, [])  # a file that cannot be written fails before anything is measured
     idle = resident()
     _say(f"{model} on {where}")
     loaded = _model(model, where, dtype)
-    rows: list[Measurement] = []
+    rows: list[BenchRow] = []
     for name, pool in pools.items():
         fitting = pool.folded(int(config.vocab_size))
         for row in measure(loaded, fitting, choices, sampling, names=(model, name), idle_bytes=idle, tell=_say):
             rows.append(row)
             if csv is not None:
-                measurement.append(csv, [row])
+                rows_of.append(csv, [row])
     if json:
         typer.echo(jsonlib.dumps([asdict(row) for row in rows], indent=2))
     else:
@@ -144,8 +145,8 @@ def memory(
 ) -> None:
     """Print the paper's theoretical table of peak memory for any model, beside measured peaks."""
     from .. import model as models
-    from ..bench import measurement
     from ..bench import memory as theory
+    from ..bench import row as rows_of
 
     if dtype not in models.DTYPES:
         raise unknown("dtype", dtype, models.DTYPES)
@@ -153,7 +154,7 @@ def memory(
     skeleton = models.skeleton(model)
     needs = theory.table(skeleton, kind.itemsize, rank)
     forward = theory.forward(skeleton.config, kind.itemsize, batch_size, length) if length else None
-    rows = measurement.latest(measurement.read(measured)) if measured is not None else []
+    rows = rows_of.latest(rows_of.read(measured)) if measured is not None else []
     peaks = [row for row in rows if row.model == model and row.dtype == str(kind).removeprefix("torch.")]
     if json:
         typer.echo(jsonlib.dumps(theory.document(needs, forward, peaks), indent=2))
@@ -168,10 +169,10 @@ def plot(
     device: Annotated[str | None, typer.Option(help="Only rows of this device.")] = None,
 ) -> None:
     """Draw time per step by method, and memory by task."""
-    from ..bench import measurement
     from ..bench import plot as drawing
+    from ..bench import row as rows_of
 
-    rows = measurement.latest(measurement.read(csv))
+    rows = rows_of.latest(rows_of.read(csv))
     devices = list(dict.fromkeys(row.device for row in rows))
     if rows and device is not None and device not in devices:
         raise unknown("device", device, devices)
@@ -232,7 +233,7 @@ def _say(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def _print(rows: list[Measurement]) -> None:
+def _print(rows: list[BenchRow]) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -13,7 +13,7 @@ from ..errors import ZeroBlockError
 
 
 @dataclasses.dataclass(frozen=True)
-class Measurement:
+class BenchRow:
     """The cost of a step of one method with one engine.
 
     Args:
@@ -68,10 +68,10 @@ class Measurement:
     date: str
 
 
-FIELDS = {field.name: str(field.type) for field in dataclasses.fields(Measurement)}
+FIELDS = {field.name: str(field.type) for field in dataclasses.fields(BenchRow)}
 
 
-def append(path: Path, measurements: Sequence[Measurement]) -> None:
+def append(path: Path, measurements: Sequence[BenchRow]) -> None:
     """Append measurements to a CSV, with a header if it is new. An empty list only checks that it can be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     has_header = path.exists() and path.stat().st_size > 0
@@ -83,16 +83,16 @@ def append(path: Path, measurements: Sequence[Measurement]) -> None:
         writer.writerows(map(dataclasses.asdict, measurements))
 
 
-def read(path: Path) -> list[Measurement]:
+def read(path: Path) -> list[BenchRow]:
     """Read the measurements of a CSV."""
     if not path.is_file():
         raise ZeroBlockError(f"no file {str(path)!r}; write it with: zeroblock bench step --csv {path}")
     check(path)
-    measurements: list[Measurement] = []
+    measurements: list[BenchRow] = []
     with path.open(newline="", encoding="utf-8") as file:
         for line in csv.DictReader(file):
             try:
-                one = Measurement(**{name: _value(line[name], kind) for name, kind in FIELDS.items()})
+                one = BenchRow(**{name: _value(line[name], kind) for name, kind in FIELDS.items()})
                 if one.engine not in ("reference", "sequential", "forked") or not math.isfinite(one.mean_ms):
                     raise ValueError(f"engine {one.engine!r}, mean_ms {one.mean_ms}")
             except (TypeError, ValueError) as error:
@@ -102,9 +102,9 @@ def read(path: Path) -> list[Measurement]:
     return measurements
 
 
-def latest(measurements: Sequence[Measurement]) -> list[Measurement]:
+def latest(measurements: Sequence[BenchRow]) -> list[BenchRow]:
     """The last measurement of each variant: a new one replaces an old one."""
-    kept: dict[tuple[Any, ...], Measurement] = {}
+    kept: dict[tuple[Any, ...], BenchRow] = {}
     for one in measurements:
         key = (one.model, one.task, one.method, one.engine, one.device, one.dtype, one.batch_size, one.machine)
         kept.pop(key, None)
