@@ -175,7 +175,7 @@ class ZeroOrder(torch.optim.Optimizer):
             if numbers is None:
                 with shield.opened():
                     self.flush()  # steps submitted before this one come first
-                numbers = host.run(plan, objective, shield) if objective else host.retake(plan)
+                numbers = host.retake(plan) if objective is None else host.run(plan, objective, shield)
             if submitted:
                 self._queue.put(plan, submitted)
             self.turn = self.turns.counted(self.turn)
