@@ -261,3 +261,23 @@ def test_others_say_why_they_are_not_captured(name: str) -> None:
     optimizer.step(engine.objective(BATCH, LABELS))
     optimizer.flush()
     assert optimizer.record.losses[0] != optimizer.record.losses[1]
+
+
+def test_captured_steps_count_the_tokens_of_their_own_batch() -> None:
+    """Two batches of one shape with different numbers of scored tokens: one graph, each with its own mean."""
+    model = decoder("llama").cuda()
+    batches = [
+        [Encoded((3, 4, 5), ((6, 7, 8, 9, 10),)), Encoded((11, 12), (tuple(range(20, 20 + length)),))]
+        for length in (1, 4)
+    ]
+    runs = []
+    for graphs in (True, False):
+        engine, optimizer, records = Engine(model, graphs=graphs), zb.mezo(model, lr=0.0, eps=1e-2), []
+        optimizer.listener = records.append
+        for step in range(6):
+            optimizer.step(engine.objective(batches[step % 2], [0, 0], "answer"))
+        optimizer.flush()
+        runs.append(records)
+        assert engine.graphs is None or engine.graphs.captures == 1
+    for captured, eager in zip(*runs, strict=True):
+        assert captured.losses == pytest.approx(eager.losses, abs=1e-5)
