@@ -24,8 +24,8 @@ blocks() { # NAME MODEL OPTION...
         --temperature "${temperature:-1}"
 }
 
-# At temperature 1, the paper's, the run of README.md stayed on the embedding, whose |c| averages 33 in the warm-up where
-# the other blocks have 2.7; at 30 the choice was all but uniform (0.030 to 0.038 per block after 420 steps on a CPU).
+# At temperature 1, the paper's, the run of README.md stayed on the embedding, whose |c| is ten times that of the others;
+# at 30 the choice was all but uniform (0.030 to 0.038 per block after 420 steps of SmolLM2 on a CPU).
 for temperature in 1 10; do
     blocks "smollm2-t$temperature" "$small" --steps 4000 --points 4 --lr 1e-4 --warmup 96 --temperature "$temperature" \
         --probes 16 --iterations 6
