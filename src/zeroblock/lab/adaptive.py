@@ -14,7 +14,7 @@ from pandas import DataFrame
 
 from ..errors import ZeroBlockError
 from ..schedule import Adaptive
-from ..turn import clamped
+from ..turn import Turns, clamped
 from . import figure
 from .runner import Runner
 from .study import Frames
@@ -114,12 +114,12 @@ def probabilities(steps: Sequence[Seen], schedule: Adaptive, n: int) -> np.ndarr
     """
     if max(step.block for step in steps) >= n:
         raise ZeroBlockError(f"the run visits block {max(step.block for step in steps)}, but there are {n} blocks")
-    scores = [0.0] * n
-    rows = np.empty((len(steps), n))
+    turns = Turns(schedule, n, interval=1, seed=0)
+    turn, rows = turns.first(), np.empty((len(steps), n))
     for t, step in enumerate(steps):
-        rows[t] = schedule.probabilities(scores)
+        rows[t] = schedule.probabilities(list(turn.scores))
         if np.isfinite(step.coeffs).all():
-            schedule.observe(scores, step.block, step.coeffs)
+            turn = turns.observed(turn, step.block, step.coeffs)
     return rows
 
 
