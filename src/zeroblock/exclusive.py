@@ -15,16 +15,21 @@ _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyD
 _registering = threading.Lock()
 
 
+def refusal(model: nn.Module) -> ZeroBlockError:
+    """The error that a second thread gets."""
+    return ZeroBlockError(
+        f"another thread is measuring this {type(model).__name__}: a model can be run, measured or trained by one "
+        "thread at a time; wait for that thread, or give each thread a model of its own"
+    )
+
+
 @contextlib.contextmanager
 def exclusive(model: nn.Module) -> Iterator[None]:
     """A context that one thread at a time may enter for a model; a second one is refused, with the reason."""
     with _registering:
         lock = _locks.setdefault(model, threading.RLock())
     if not lock.acquire(blocking=False):
-        raise ZeroBlockError(
-            f"another thread is measuring this {type(model).__name__}: a model can be measured, trained or scored by "
-            "one thread at a time; wait for that thread, or give each thread a model of its own"
-        )
+        raise refusal(model)
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ from decoder import BATCH, LABELS, decoder
 
 import zeroblock as zb
 from toy import same, snapshot
-from zeroblock.engine import Engine
+from zeroblock.engine import Engine, fork
 from zeroblock.engine.attention import attending
 from zeroblock.engine.pack import pack
 
@@ -129,6 +130,61 @@ def test_a_second_thread_is_refused_while_a_model_is_measured(use: str, monkeypa
     assert "one thread at a time" in str(errors[0])
     assert same(snapshot(model), snapshot(expected))
     assert in_another_thread(uses[use]) is None  # afterwards the model is free again
+
+
+def test_a_plain_forward_in_a_second_thread_is_refused_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a forked layer, when its weights are those of a point."""
+    model = decoder("llama-tied")
+    engine, before, errors = Engine(model), snapshot(model), []
+    optimizer = zb.mezo_bcd(model, lr=0.0, schedule=zb.Ascending())
+    tokens = torch.tensor([[3, 4, 5]])
+    norm = model.model.layers[0].input_layernorm.forward
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        if threading.current_thread() is threading.main_thread():
+            errors.append(in_another_thread(lambda: model(tokens)))
+        return norm(hidden)
+
+    while optimizer.blocks[optimizer.block].name != "model.layers.0":
+        optimizer.step(engine.objective(BATCH, LABELS))
+    monkeypatch.setattr(model.model.layers[0].input_layernorm, "forward", forward)
+    optimizer.step(engine.objective(BATCH, LABELS))
+    monkeypatch.undo()
+    assert len(errors) >= 2
+    assert all(isinstance(error, zb.ZeroBlockError) for error in errors), errors
+    assert same(snapshot(model), before)
+    assert in_another_thread(lambda: model(tokens)) is None
+
+
+def test_a_second_ctrl_c_while_weights_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder("llama-tied")
+    engine, before = Engine(model), snapshot(model)
+    optimizer = zb.mezo_bcd(model, lr=0.0, schedule=zb.Ascending())
+    while optimizer.blocks[optimizer.block].name != "model.layers.0":
+        optimizer.step(engine.objective(BATCH, LABELS))
+    norm = model.model.layers[0].input_layernorm
+    shields = []
+    plain = fork.uninterrupted
+
+    @contextlib.contextmanager
+    def interrupted():
+        with plain() as shield:
+            shields.append(1)
+            if len(shields) == 2:  # the first is the pass itself, the second the clean-up of the layer
+                interrupt()
+            yield shield
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        interrupt()
+        return hidden
+
+    monkeypatch.setattr(norm, "forward", forward)
+    monkeypatch.setattr(fork, "uninterrupted", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(engine.objective(BATCH, LABELS))
+    monkeypatch.undo()
+    assert len(shields) >= 2
+    assert same(snapshot(model), before)
 
 
 def test_a_plain_closure_holds_the_model_too() -> None:

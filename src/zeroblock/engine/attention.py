@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import family
+from ..exclusive import refusal
 from ..interrupt import uninterrupted
 from ..ops.attention.reference import dense
 from .pack import Row
@@ -88,7 +89,7 @@ def attend(
     """Attention of a packed row, in the signature of transformers.
 
     Args:
-        module: the layer that asks; not used.
+        module: the layer that asks.
         query: (R, H, S, d).
         key: (R, K, S, d), K dividing H.
         value: (R, K, S, d).
@@ -106,7 +107,10 @@ def attend(
         raise ValueError("dropout in a forward that is measured")
     if family.sinks(others):
         raise ValueError("attention sinks are not packed")
-    row, windows = _running.get()
+    running = _running.get(None)
+    if running is None:  # the row of another thread's pass
+        raise refusal(module)
+    row, windows = running
     if sliding_window is not None:
         windows.add(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

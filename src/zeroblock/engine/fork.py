@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..basis import Basis
 from ..block import stacks
 from ..direction import METADATA, Member, Point
 from ..errors import ZeroBlockError
+from ..exclusive import refusal
 from ..interrupt import uninterrupted
 
 PAIR_TOKENS = 1024
@@ -118,7 +120,7 @@ def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int, watch: bool 
             for module, mine in stages:
                 for one, forward in fork.replacements(module, mine, anatomy):
                     replaced.append((one, vars(one).get("forward")))
-                    one.forward = forward
+                    one.forward = fork.guarded(one, forward)
             with _Watch(fork, members) if watch else contextlib.nullcontext(), shield.opened():
                 yield
         finally:
@@ -154,6 +156,7 @@ class _Fork:
 
     def __init__(self, points: Sequence[Point], tokens: int, stages: int) -> None:
         self.points, self.tokens, self.parted = points, tokens, False
+        self.thread = threading.get_ident()
         self.shown = 0
         """Number of running modules that show a point's weights, nested ones included."""
         a, b = points[0], points[-1]
@@ -176,6 +179,16 @@ class _Fork:
             for owner, mine in by_owner.values()
         ]
         return leaves if id(module) in by_owner else [(module, self.entered(module)), *leaves]
+
+    def guarded(self, module: nn.Module, forward: Forward) -> Forward:
+        """A forward that other threads may not call: they would read, and put back, the weights of a point."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self.thread:
+                raise refusal(module)
+            return forward(*args, **kwargs)
+
+        return call
 
     def _showing(self, forward: Forward) -> Forward:
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -204,8 +217,9 @@ class _Fork:
                     for member, original in zip(members, originals, strict=True):
                         member.param.data = original
             finally:
-                for member, original in zip(members, originals, strict=True):
-                    member.param.data = original
+                with uninterrupted():  # a second Ctrl-C, too, leaves no copy in place of the weights
+                    for member, original in zip(members, originals, strict=True):
+                        member.param.data = original
             self.parted = True
             return _join(outs)
 
