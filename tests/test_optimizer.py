@@ -22,7 +22,8 @@ import zeroblock as zb
 from toy import Tiny, distance, next_token, same, snapshot
 from zeroblock.basis import Elementwise
 from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
-from zeroblock.step import Objective
+from zeroblock.state import State
+from zeroblock.step import Mean, Objective
 
 
 def test_the_closure_runs_in_evaluation_mode_without_gradient() -> None:
@@ -663,3 +664,99 @@ def test_a_part_of_ones_own_is_told_in_words() -> None:
     one, other = (zb.mezo_bcd(Tiny(), 1e-2, schedule=Mine()) for _ in range(2))
     assert one.parts["schedule"].endswith("Mine")
     other.load_state_dict(one.state_dict())
+
+
+def test_a_turn_that_cannot_be_entered_is_entered_before_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step before it was taken; its record and the moved block agree, before and after the error."""
+    model, moved = Tiny(), []
+    optimizer = zb.mezo_bcd(model, 1e-2, schedule=zb.Ascending())
+    members = optimizer.weights.members
+    monkeypatch.setattr(optimizer.weights, "members", lambda *a: (_ for _ in ()).throw(MemoryError("no room")))
+    with pytest.raises(MemoryError):
+        optimizer.step(next_token(model))
+    monkeypatch.setattr(optimizer.weights, "members", members)
+    for _ in range(3):
+        before = snapshot(model)
+        optimizer.step(next_token(model))
+        changed = {name for name, weight in snapshot(model).items() if not torch.equal(weight, before[name])}
+        moved.append(changed <= set(optimizer.blocks[optimizer.record.block].params))
+    assert optimizer.record.step == optimizer.record.block == 3
+    assert all(moved)
+
+
+def test_attributes_stay_live() -> None:
+    """As in 0.1: what is set between two steps counts from the next one on."""
+    optimizer = zb.mezo_bcd(Tiny(), 1e-2)
+    optimizer.estimator = zb.OneSided(1e-2)
+    assert "OneSided" in optimizer.state_dict()["parts"]["estimator"]
+    optimizer.schedule = zb.Descending()
+    optimizer.patience = 5
+    optimizer.step(next_token(optimizer.model))
+    assert optimizer.block == len(optimizer.blocks) - 2
+    assert optimizer.patience == 5
+    with pytest.raises(ZeroBlockError, match="patience must be a whole number"):
+        optimizer.patience = 0
+
+
+def test_only_means_over_one_unit_are_weighted() -> None:
+    class Counted(Objective):
+        def __init__(self, value: float, weight: tuple[str, float] | None) -> None:
+            self.value, self.own = value, weight
+
+        def __call__(self) -> float:
+            return self.value
+
+        @property
+        def weight(self) -> tuple[str, float] | None:
+            return self.own
+
+    one, three = Counted(1.0, ("tokens", 1.0)), Counted(5.0, ("tokens", 3.0))
+    assert float(Mean([one, three])()) == 4.0
+    assert float(Mean([Mean([one, three]), Counted(8.0, ("tokens", 4.0))])()) == 6.0
+    assert float(Mean([one, Counted(5.0, ("examples", 3.0))])()) == 3.0
+    assert float(Mean([one, lambda: 5.0])()) == 3.0
+
+
+@pytest.mark.parametrize("rule", [zb.Momentum(), zb.Adam(reset=False)], ids=str)
+def test_a_state_that_cannot_be_made_moves_nothing(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Tiny()
+    optimizer, before, made = zb.ZeroOrder(model, 1e-2, partition=zb.whole, rule=rule), snapshot(model), []
+    zeros = State._zeros
+
+    def full(self: State, *arguments: Any) -> torch.Tensor:
+        made.append(1)
+        if len(made) == 5:
+            raise torch.OutOfMemoryError("no room")
+        return zeros(self, *arguments)
+
+    monkeypatch.setattr(State, "_zeros", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        optimizer.step(next_token(model))
+    assert same(snapshot(model), before)
+    assert optimizer.steps == 0
+
+
+def test_ctrl_c_at_random_times_leaves_the_weights_and_the_handler() -> None:
+    """A timer interrupts steps at hundreds of places; weights change only with a step that is counted."""
+    model = Tiny()
+    handler = signal.getsignal(signal.SIGINT)
+    optimizers = [zb.mezo_bcd(model, 1e-2), zb.mezo(model, 1e-2), zb.mezo_bcd(model, 1e-2, restore="subtract")]
+    model.train()
+    signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
+    interrupts = 0
+    for round in range(240):
+        optimizer = optimizers[round % 3]
+        before, steps = snapshot(model), optimizer.steps
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + 7 * round % 97))
+            optimizer.step(next_token(model))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            interrupts += 1
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert signal.getsignal(signal.SIGINT) is handler
+        assert all(module.training for module in model.modules())
+        if optimizer.steps == steps:
+            for name, weight in snapshot(model).items():
+                torch.testing.assert_close(weight, before[name], rtol=0, atol=1e-6)
+    assert interrupts > 20

@@ -1,4 +1,4 @@
-"""A composition of parts: refused where it cannot work, and told in words that identify it."""
+"""A composition of parts: refused where it cannot work, and described in words."""
 
 from __future__ import annotations
 

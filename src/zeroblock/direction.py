@@ -82,10 +82,11 @@ def visit(points: Sequence[Point], evaluate: Callable[[], Any]) -> list[Any]:
     """Stand at one point after another and evaluate there."""
     values = []
     for direction, group in itertools.groupby(points, key=lambda point: point.direction):
-        with direction:
+        with uninterrupted() as shield, direction:
             for point in group:
                 direction.move(point.scale)
-                values.append(evaluate())
+                with shield.opened():
+                    values.append(evaluate())
     return values
 
 
@@ -142,7 +143,7 @@ class JustInTime(Direction):
             raise ZeroBlockError(
                 "the objective read none of the model's weights where they could be perturbed: it runs a traced or "
                 "scripted copy of the model, or runs it in another thread; use restore='subtract', which moves the "
-                "weights themselves, or a block method"
+                "weights themselves, or a block method, with a plain model call in that thread"
             )
 
     def _rest(self) -> None:
@@ -154,7 +155,9 @@ class JustInTime(Direction):
             self._leave() if exception[0] is None else self._rest()
         finally:
             with uninterrupted():
-                self.mode.__exit__(*exception)
+                # torch takes a mode off its stack while the mode handles a function; Ctrl-C there loses it
+                if self.mode in torch.overrides._get_current_function_mode_stack():
+                    self.mode.__exit__(*exception)
                 if self.stance is not None:
                     self.stance.__exit__(*exception)
 

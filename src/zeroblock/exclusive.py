@@ -10,14 +10,19 @@ from collections.abc import Iterator
 from torch import nn
 
 from .errors import ZeroBlockError
+from .interrupt import uninterrupted
 
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 _registering = threading.Lock()
 
 
-def refusal(model: nn.Module) -> ZeroBlockError:
+class BusyError(ZeroBlockError):
+    """Another thread is using the model; the same call may succeed later."""
+
+
+def refusal(model: nn.Module) -> BusyError:
     """The error that a second thread gets."""
-    return ZeroBlockError(
+    return BusyError(
         f"another thread is measuring this {type(model).__name__}: a model can be run, measured or trained by one "
         "thread at a time; wait for that thread, or give each thread a model of its own"
     )
@@ -28,9 +33,11 @@ def exclusive(model: nn.Module) -> Iterator[None]:
     """A context that one thread at a time may enter for a model; a second one is refused, with the reason."""
     with _registering:
         lock = _locks.setdefault(model, threading.RLock())
-    if not lock.acquire(blocking=False):
-        raise refusal(model)
-    try:
-        yield
-    finally:
-        lock.release()
+    with uninterrupted() as shield:
+        if not lock.acquire(blocking=False):
+            raise refusal(model)
+        try:
+            with shield.opened():
+                yield
+        finally:
+            lock.release()

@@ -9,51 +9,69 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+_shields: list[Shield] = []
+"""The shields in force, outermost first; our handler is installed while there is one."""
+_handler: Any = None
+"""The handler that was installed before ours."""
+_waiting: tuple[int, FrameType | None] | None = None
+"""A Ctrl-C that a shield holds back."""
+
 
 class Shield:
-    """Says whether Ctrl-C waits right now."""
+    """Holds Ctrl-C back while it is closed."""
 
-    def __init__(self) -> None:
-        self.closed = True
-        self.waiting: tuple[int, FrameType | None] | None = None
+    closed = True
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Inside this context Ctrl-C interrupts at once, as usual."""
+        """Inside this context Ctrl-C interrupts at once, unless an outer shield is closed; so does one that waited."""
         self.closed = False
         try:
+            _deliver()
             yield
-        finally:  # one interrupt can land here, but then the exception it raised still runs this line
+        finally:
             self.closed = True
+
+
+def _receive(number: int, frame: FrameType | None) -> None:
+    global _waiting
+    _waiting = (number, frame)
+    _deliver()
+
+
+def _deliver() -> None:
+    global _waiting
+    if _waiting is not None and not any(shield.closed for shield in _shields):
+        waiting, _waiting = _waiting, None
+        _handler(*waiting)
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[Shield]:
     """Ctrl-C waits until this context ends, except where its shield is opened.
 
-    Only the main thread receives Ctrl-C; in other threads this does nothing.
+    Only the main thread receives Ctrl-C; in other threads this does nothing.  There is one handler for
+    all nested contexts: a handler per context could be restored in the wrong order by an abandoned generator.
 
     >>> with uninterrupted() as shield:
     ...     with shield.opened():
     ...         pass  # a long measurement, which may be interrupted
     ...     pass  # the update, which may not
     """
-    shield = Shield()
-    handler: Any = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    global _handler
+    shield, own = Shield(), signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(own):
         yield shield
         return
-
-    def receive(number: int, frame: FrameType | None) -> None:
-        if shield.closed:
-            shield.waiting = (number, frame)
-        else:
-            handler(number, frame)
-
-    signal.signal(signal.SIGINT, receive)
     try:
+        if own is not _receive:
+            _handler = own
+            signal.signal(signal.SIGINT, _receive)  # which passes everything on before the next line
+        _shields.append(shield)
         yield shield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if shield.waiting is not None:
-            handler(*shield.waiting)
+        if shield in _shields:  # not where an outer context ended first: an abandoned generator
+            del _shields[_shields.index(shield) :]
+        if not _shields and signal.getsignal(signal.SIGINT) is _receive:
+            signal.signal(signal.SIGINT, _handler)
+        _deliver()

@@ -17,6 +17,7 @@ from .block import Block, Partition
 from .composition import both_parts, check, check_numbers, count, parts_of
 from .errors import ZeroBlockError
 from .estimator import Estimator, TwoSided
+from .exclusive import exclusive
 from .interrupt import uninterrupted
 from .noise import Distribution, Key, Rounding
 from .patience import Patience
@@ -66,7 +67,17 @@ class ZeroOrder(torch.optim.Optimizer):
     steps = property(operator.attrgetter("turn.step"), doc="Steps taken, skipped ones included.")
     block = property(operator.attrgetter("turn.block"), doc="Index of the active block.")
     scores = property(lambda self: list(self.turn.scores), doc="One number per block, from which a schedule learns.")
-    skipped = property(operator.attrgetter("patience.skipped"), doc="Steps whose loss was not finite.")
+    skipped = property(operator.attrgetter("skipping.skipped"), doc="Steps whose loss was not finite.")
+    patience = property(
+        operator.attrgetter("skipping.limit"),
+        lambda self, limit: setattr(self.skipping, "limit", count("patience", limit)),
+        doc="Consecutive steps with a non-finite loss before giving up.",
+    )
+    parts = property(parts_of, doc="The composition in words: every value that the weights depend on.")
+    turns = property(
+        lambda self: Turns(self.schedule, len(self.blocks), self.interval, self.seed, self.clip),
+        doc="Which block comes next.",
+    )
 
     def __init__(
         self,
@@ -108,10 +119,8 @@ class ZeroOrder(torch.optim.Optimizer):
         )  # fmt: skip
         self.params, self.offsets = self.weights.params, self.weights.offsets
         super().__init__(list(self.params.values()), {"lr": lr, "weight_decay": weight_decay})
-        self.parts = parts_of(self)
-        """The composition in words, for people and for checks: every value that the weights depend on."""
-        self.turns = Turns(self.schedule, len(self.blocks), interval, self.seed, self.clip)
-        self.patience = Patience(patience)
+        self.skipping = Patience(patience)
+        """Counts the steps whose loss was not finite."""
         self.record: Record | None = None
         """The last step whose numbers are known."""
         self.listener: Callable[[Record], None] | None = None
@@ -119,7 +128,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self._queue = Queue(self._tell)
         self._state = State(
             self.state, self.rule.state, self.rule.carried, self.rule.reset, self.rule.dtype, self.weights.basis,
-            capacity=max(map(self.weights.numel, range(len(self.blocks)))),
+            capacity=self.weights.largest_size,
         )  # fmt: skip
         self._settled = False
         """Settled between folds, or a fold failed: no further steps."""
@@ -139,6 +148,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def plan(self) -> Plan:
         """The next step, decided but not taken."""
+        self._refuse_settled()
         now = self.param_groups[0]["weight_decay"]
         if now != self.weight_decay:
             raise ZeroBlockError(
@@ -157,16 +167,19 @@ class ZeroOrder(torch.optim.Optimizer):
 
         Args:
             closure: any objective, evaluated in evaluation mode and without gradient; or several, one per
-                micro-batch, whose mean is the objective.
+                micro-batch, whose mean is the objective (weighted by tokens or examples where they know them).
 
         Returns:
             The loss: the mean of the two sides, or the loss at θ when one-sided; a scalar, on the GPU
             where the step was submitted and may not have ended yet.
         """
-        self._refuse_settled()
-        plan = self.plan()
         objective = None if self.estimator.recall(self.steps) else objective_of(closure)
-        with uninterrupted() as shield:
+        if objective is None or not objective.submits:
+            self.flush()  # steps submitted before this one come first
+        if self.turns.due(self.turn):  # an error kept the last step from entering it
+            self.enter(self.turns.entered(self.turn))
+        plan = self.plan()
+        with exclusive(self.model), uninterrupted() as shield:
             numbers = submitted = None
             if objective is not None and objective.submits and plan.capturable:
                 staged = objective.stage()
@@ -174,7 +187,7 @@ class ZeroOrder(torch.optim.Optimizer):
                 numbers = submitted = submitted or stream.run(plan, objective)
             if numbers is None:
                 with shield.opened():
-                    self.flush()  # steps submitted before this one come first
+                    self.flush()
                 numbers = host.retake(plan) if objective is None else host.run(plan, objective, shield)
             if submitted:
                 self._queue.put(plan, submitted)
@@ -184,24 +197,24 @@ class ZeroOrder(torch.optim.Optimizer):
                 self._settled = False  # an error within leaves it true
             try:
                 if submitted:
-                    self._queue.deliver(0 if self.turns.learns else self._queue.limit, lambda: self.patience.exhausted)
+                    self._queue.deliver(0 if self.turns.learns else self._queue.limit, lambda: self.skipping.exhausted)
                 else:
                     self._tell(plan.record(numbers))
             finally:  # whatever a listener raises, the step was taken
                 if self.turns.due(self.turn):
                     self.enter(self.turns.entered(self.turn))
-        self.patience.complain()
+        self.skipping.complain()
         return numbers.loss if submitted else torch.tensor(float(numbers.loss))
 
     def flush(self) -> None:
         """Wait until the records of all steps have been delivered."""
         self._queue.deliver()
-        self.patience.complain()
+        self.skipping.complain()
 
     def _tell(self, record: Record) -> None:
         """A step's numbers are known."""
         self.record = record
-        self.patience.see(record)
+        self.skipping.see(record)
         if record.finite:
             self.turn = self.turns.observed(self.turn, record.block, record.coeffs)
         if self.listener is not None:
@@ -209,9 +222,9 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def enter(self, turn: Turn) -> None:
         """Stand before a step; the weights are those of that step already."""
-        self.turn = turn
+        members = self.weights.members(turn.block, turn.number)  # first: if it fails, nothing has changed
+        self.turn, self.members = turn, members
         self._state.enter(turn.number)
-        self.members = self.weights.members(turn.block, turn.number)
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -246,8 +259,8 @@ class ZeroOrder(torch.optim.Optimizer):
             "steps": self.steps,
             "block": self.block,
             "blocks": [(block.name, *block.params) for block in self.blocks],
-            "skipped": self.patience.skipped,
-            "run_of_bad": self.patience.run,
+            "skipped": self.skipping.skipped,
+            "run_of_bad": self.skipping.run,
             "scores": self.scores,
             "thresholds": dict(self.weights.initial),
             "held": held if self.steps % self.fold else {},
@@ -271,6 +284,8 @@ class ZeroOrder(torch.optim.Optimizer):
         for block, saved in zip(self.blocks, state_dict.get("blocks", ()), strict=False):
             if (block.name, *block.params) != tuple(saved):
                 raise ZeroBlockError(f"the state's block {saved[0]!r} is not this optimizer's: it has other parameters")
+        if set(state_dict["thresholds"]) != set(self.params):
+            raise ZeroBlockError("the state's parameters are not this model's trainable parameters")
         unknown_names = set(state_dict["state"]) - set(self.params)
         if unknown_names:
             raise ZeroBlockError(f"the state has parameters this model lacks, one being {min(unknown_names)!r}")
@@ -278,7 +293,7 @@ class ZeroOrder(torch.optim.Optimizer):
             group.update(saved)
         self.weight_decay = self.param_groups[0]["weight_decay"]
         self.weights.initial = dict(state_dict["thresholds"])
-        self.patience.load(state_dict["skipped"], state_dict["run_of_bad"])
+        self.skipping.load(state_dict["skipped"], state_dict["run_of_bad"])
         self._settled = False
         self._state.forget()
         steps = state_dict["steps"]

@@ -13,9 +13,9 @@ class Record:
     Args:
         step: counts from 0.
         block: index of the active block.
-        coeffs: one a probe; a step whose coefficients are not finite moved nothing.
+        coeffs: one per probe; a step whose coefficients are not finite moved nothing.
         lr: learning rate it used.
-        losses: all that were measured.
+        losses: every measured loss.
         loss: the one people read.
     """
 

@@ -35,8 +35,9 @@ class Registry(dict[str, type]):
     def register(self, cls: Part) -> Part:
         """Enter a class under its name in lower case with hyphens; usable as a decorator."""
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
-        if self.get(name, cls).__qualname__ != cls.__qualname__:
-            raise ValueError(f"there is another {self.kind} called {name!r}")
+        other = self.get(name, cls)
+        if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"there is another {self.kind} called {name!r}, of {other.__module__}: rename this one")
         self[name] = cls
         return cls
 

@@ -22,7 +22,7 @@ def replay(optimizer: ZeroOrder, records: Iterable[Record], progress: Progress |
 
     Where every weight moves by itself (SGD, on a GPU) its steps are taken together, in
     registers; otherwise step after step.  A replay that is interrupted leaves
-    the weights of no step at all.
+    weights that belong to no step.
 
     Args:
         optimizer: of the same method and seed as the run, standing at the first record's step.
@@ -61,10 +61,10 @@ def _folds(records: list[Record], size: int) -> Iterator[tuple[bool, list[Record
 
 def _walk(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None:
     """Step after step, as the run did."""
-    live, patience, listener = optimizer.estimator, optimizer.patience.limit, optimizer.listener
+    live, patience, listener = optimizer.estimator, optimizer.patience, optimizer.listener
     rates = [group["lr"] for group in optimizer.param_groups]
     optimizer.estimator = Replay(records, live)
-    optimizer.patience.limit = sys.maxsize  # a run that gave up can be rebuilt
+    optimizer.patience = sys.maxsize  # a run that gave up can be rebuilt
     optimizer.listener = None  # these steps are known
     try:
         for done, record in enumerate(records):
@@ -74,14 +74,15 @@ def _walk(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None
             optimizer.step()
             report(done + 1)
     finally:
-        optimizer.estimator, optimizer.patience.limit, optimizer.listener = live, patience, listener
+        optimizer.estimator, optimizer.patience, optimizer.listener = live, patience, listener
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
 
 def _leap(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None:
     """All steps of a block together, block after block."""
-    turn = optimizer.turn
+    optimizer.flush()
+    turn = optimizer.plan().turn  # which refuses weights that were settled between folds
     visits: dict[int, list[Record]] = defaultdict(list)
     for record in records:
         _check(record, turn.block)
@@ -89,7 +90,7 @@ def _leap(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None
         turn = optimizer.turns.after(turn, record)
     fused.advance(optimizer, visits, report)
     optimizer.enter(turn)
-    optimizer.patience.run, optimizer.record = 0, records[-1]
+    optimizer.skipping.run, optimizer.record = 0, records[-1]
 
 
 def _check(record: Record, block: int) -> None:

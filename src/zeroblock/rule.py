@@ -84,7 +84,7 @@ class Rule(abc.ABC):
         """
 
     def capturable(self, member: Member) -> bool:
-        """Whether ``update_`` of this tensor can take a move that stays on the device."""
+        """Whether ``update_`` of this tensor can take a move that stays on the device; a rule with state must reset."""
         return False
 
     def factors(self, t: int) -> tuple[float, ...]:
@@ -97,8 +97,9 @@ class Rule(abc.ABC):
 
     def update_(self, members: Sequence[Member], state: State, move: Move) -> None:
         """Take a step on every tensor of a block."""
-        for member in members:
-            self._update_(member, state.of(member), move)
+        states = [state.of(member) for member in members]  # first: where one cannot be made, nothing has moved
+        for member, own in zip(members, states, strict=True):
+            self._update_(member, own, move)
 
     def _update_(self, member: Member, state: dict, move: Move) -> None:
         """Take a step on one tensor, span by span."""
@@ -209,8 +210,9 @@ class Adam(Rule):
             assert isinstance(move.lr, Tensor)
             assert isinstance(move.shares, Tensor)
             scalars = torch.cat([move.taken.double(), -move.lr, state.tick(move.taken), move.shares]).float()
-        for member in members:
-            draw, own = self._draw(member, move.key), state.of(member)
+        states = [state.of(member) for member in members]
+        for member, own in zip(members, states, strict=True):
+            draw = self._draw(member, move.key)
             if draw is None:
                 self._update_(member, own, move)
                 continue

@@ -27,7 +27,7 @@ class State:
         reset: whether they are dropped at the end of every turn.
         dtype_of: the dtype that the rule keeps for a tensor.
         basis_of: the basis that a tensor had in an earlier turn, by name and turn.
-        capacity: number of coordinates of the largest block.
+        capacity: gives the number of coordinates of the largest block.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class State:
         reset: bool,
         dtype_of: Callable[[Member], torch.dtype],
         basis_of: Callable[[str, int], Basis],
-        capacity: int,
+        capacity: Callable[[], int],
     ) -> None:
         self.values, self.names, self.carried, self.reset = values, tuple(names), tuple(carried), reset
         self.dtype_of, self.basis_of, self.capacity = dtype_of, basis_of, capacity
@@ -68,12 +68,13 @@ class State:
         state["turn"] = self.turn
         return state
 
-    def prepare(self, members: Iterable[Member], factors: Sequence[tuple[float, ...]]) -> None:
+    def prepare(self, members: Iterable[Member], factors: Callable[[int], tuple[float, ...]], interval: int) -> None:
         """Make all that outlives a step on the device before the step runs there.
 
         Args:
             members: the tensors that will be updated.
-            factors: the rule's factors after 0, 1, … steps of a turn.
+            factors: the rule's factors after so many steps of a turn.
+            interval: steps per turn.
         """
         if not self.names:
             return
@@ -82,7 +83,8 @@ class State:
             if self._ticks is None:
                 device = member.param.device
                 self._ticks = torch.tensor([self._seen], device=device)
-                self._factors = torch.tensor(factors, dtype=torch.float64, device=device)
+                table = [factors(t) for t in range(interval + 1)]
+                self._factors = torch.tensor(table, dtype=torch.float64, device=device)
 
     def tick(self, taken: Tensor) -> Tensor:
         """Count a step on the device, if it is taken, and look up the rule's factors: (factors,) in fp64."""
@@ -140,8 +142,8 @@ class State:
         if not self.reset:
             return torch.zeros(size, dtype=dtype, device=device)
         if (dtype, device) not in self._arenas:
-            capacity = len(self.names) * self.capacity
-            self._arenas[dtype, device] = (torch.empty(capacity, dtype=dtype, device=device), 0)
+            elements = len(self.names) * self.capacity()
+            self._arenas[dtype, device] = (torch.empty(elements, dtype=dtype, device=device), 0)
         arena, used = self._arenas[dtype, device]
         self._arenas[dtype, device] = (arena, used + size)
         return arena[used : used + size].zero_()

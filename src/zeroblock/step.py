@@ -86,8 +86,8 @@ class Objective(abc.ABC):
         """The loss at the weights as they are shown now: a number, or a tensor whose mean it is."""
 
     @property
-    def weight(self) -> float | None:
-        """How much this counts in a mean of several objectives (scored tokens, or examples); None for equal shares."""
+    def weight(self) -> tuple[str, float] | None:
+        """The unit and the number of things that this is a mean over, say ("tokens", 103.0); None if unknown."""
         return None
 
     @property
@@ -138,7 +138,11 @@ class Staged:
 
 
 class Mean(Objective):
-    """The mean of several objectives, one per micro-batch, weighted by what they are means over."""
+    """The mean of several objectives, one per micro-batch.
+
+    Objectives that are means over the same unit (scored tokens, examples) are weighted by their numbers
+    of it, so that micro-batches add up to the batch; otherwise all have equal shares.
+    """
 
     def __init__(self, parts: Sequence[Closure]) -> None:
         self.parts = [objective_of(part) for part in parts]
@@ -149,13 +153,27 @@ class Mean(Objective):
     def measure(self, points: Sequence[Point]) -> Tensor:
         return self._mean([part.measure(points).double() for part in self.parts])
 
-    def _mean(self, values: list[Tensor]) -> Tensor:
+    @property
+    def weight(self) -> tuple[str, float] | None:
         weights = [part.weight for part in self.parts]
-        if None in weights or len(set(weights)) == 1:
+        known = [weight for weight in weights if weight is not None]
+        units = {unit for unit, _ in known}
+        if len(known) < len(weights) or len(units) != 1:
+            return None
+        return units.pop(), sum(amount for _, amount in known)
+
+    @property
+    def amounts(self) -> list[float]:
+        """How much each part counts."""
+        alike = self.weight is not None
+        return [part.weight[1] if alike and part.weight is not None else 1.0 for part in self.parts]
+
+    def _mean(self, values: list[Tensor]) -> Tensor:
+        amounts = self.amounts
+        if len(set(amounts)) == 1:
             return functools.reduce(operator.add, values) / len(values)
-        total = sum(weight or 0.0 for weight in weights)
-        weighted = [value * (weight or 0.0) for weight, value in zip(weights, values, strict=True)]
-        return functools.reduce(operator.add, weighted) / total
+        weighted = [value * amount for value, amount in zip(values, amounts, strict=True)]
+        return functools.reduce(operator.add, weighted) / sum(amounts)
 
 
 class Called(Objective):
@@ -235,6 +253,7 @@ class Plan:
         params = self.weights.params.values()
         return (
             all(self.rule.capturable(member) and member.basis.capturable for member in self.members)
+            and (not self.rule.state or self.rule.reset)  # the device counts the steps of one turn
             and self.weights.restore == "copy"
             and not self.weight_decay
             and all(p.dtype != torch.float64 for p in params)
@@ -243,7 +262,7 @@ class Plan:
 
     @property
     def memory(self) -> tuple[object, ...]:
-        """Addresses of tensors and values of numbers that are fixed in a captured step."""
+        """The estimator, the block, and the addresses and numbers that are fixed in a captured step."""
         places = ((member.param.data_ptr(), *member.basis.memory()) for member in self.members)
         return (self.estimator, self.turn.block, *places, *self.state.memory(self.members))
 
@@ -255,7 +274,7 @@ class Plan:
     def prepare(self) -> None:
         """Make the state that outlives the step, before the step runs on the device."""
         if self.rule.state:
-            self.state.prepare(self.members, [self.rule.factors(t) for t in range(self.weights.interval + 1)])
+            self.state.prepare(self.members, self.rule.factors, self.weights.interval)
 
     def gather(self, losses: Tensor) -> Tensor:
         """(points,) the losses of all processes; there is one."""
@@ -264,7 +283,7 @@ class Plan:
     def shape(self, losses: Tensor) -> Numbers:
         """From the losses to the coefficients, on whatever device they are."""
         losses = losses.double()
-        return Numbers.of(self.estimator.loss(losses), losses, self.estimator.coeffs(losses))
+        return Numbers.of(self.estimator.loss(losses), losses, self.estimator.coeffs(losses).float())
 
     def update(self, coeffs: Sequence[float]) -> None:
         """θ ← θ - lr·Pδ, with coefficients on the host."""
@@ -290,7 +309,7 @@ class Plan:
         return 1 - self.lr * self.weight_decay if decays else 1.0
 
     def record(self, numbers: Numbers) -> Record:
-        """What is told of the step; ``numbers`` are on the host."""
+        """The step's record; ``numbers`` are on the host."""
         losses, coeffs = tuple(numbers.losses.tolist()), tuple(numbers.coeffs.tolist())
         return Record(self.turn.step, self.turn.block, coeffs, self.lr, losses, float(numbers.loss))
 
@@ -299,12 +318,13 @@ class Plan:
 def evaluation(model: nn.Module) -> Iterator[None]:
     """A context in which a model is in evaluation mode; afterwards every module has its own mode again."""
     training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        with uninterrupted():
+    with uninterrupted() as shield:
+        try:
+            for module in training:
+                module.training = False
+            with shield.opened():
+                yield
+        finally:
             for module in training:
                 module.training = True
 

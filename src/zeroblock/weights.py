@@ -91,6 +91,11 @@ class Weights:
             return Swapped(key, members, paired)
         return JustInTime(key, members, paired, self.largest_layer)
 
+    def largest_size(self) -> int:
+        """Number of coordinates of the block that has most."""
+        sizes = (sum(member.basis.size for member in self.members(b, 0)) for b in range(len(self.blocks)))
+        return max(sizes)
+
     def numel(self, block: int) -> int:
         """How many weights a block has."""
         return sum(self.params[name].numel() for name in self.blocks[block].params)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Renamed, ZeroBlockError, ZeroBlockWarning
+from ..exclusive import exclusive
 from ..run.graph import Graphs
 from ..step import evaluation
 from ..task.encoding import Encoded
@@ -65,7 +66,7 @@ class Engine(Forward):
         if graphs and not on_gpu:
             raise ZeroBlockError(f"graphs are captured on a CUDA device, the model is on {self.device}; leave them out")
         self.max_tokens = max_tokens or (GPU_MAX_TOKENS if on_gpu else None)
-        self.packed = trial.packs(self, self._multiples(math.inf))
+        self.packed = trial.packs(self, self._multiples(0))
         self.forked = fork and self.packed
         self.graphs = Graphs() if self.forked and (on_gpu if graphs is None else graphs) else None
         if self.reason:
@@ -109,7 +110,7 @@ class Engine(Forward):
     def scores(self, batch: Sequence[Encoded]) -> list[tuple[Score, ...]]:
         """Log-probabilities of every option of every example, at the weights as they are."""
         scores: list[tuple[Score, ...]] = []
-        with evaluation(self.model):
+        with exclusive(self.model), evaluation(self.model):
             for row, _ in self._rows(batch, [0] * len(batch)):
                 totals, lengths = self.totals(row.to(self.device))[0].tolist(), row.lengths.tolist()
                 for slots in row.slots.tolist():
@@ -128,11 +129,11 @@ class Engine(Forward):
             rows.append((row, torch.tensor([labels[i] for i in some])))
         return rows
 
-    def _multiples(self, tokens: float) -> tuple[int, int]:
+    def _multiples(self, tokens: int) -> tuple[int, int]:
         """What a row's lengths are rounded up to; captured rows to few lengths, a sixteenth apart."""
-        if self.graphs is None or not self.graphs.pays(int(tokens), self.numel):
+        if self.graphs is None or not self.graphs.pays(tokens, self.numel):
             return (16 if self.device.type == "cuda" else 1), 1  # tensor cores want multiples of 8
-        return max(32, 1 << max(0, int(tokens).bit_length() - 5)), 16
+        return max(32, 1 << max(0, tokens.bit_length() - 5)), 16
 
 
 def _length(one: Encoded) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..direction import Point
+from ..exclusive import BusyError, exclusive
 from ..step import Objective, Plan, Staged, evaluation
 from .fork import ForkError, scratch
 from .forward import Forward
@@ -42,12 +43,14 @@ class BatchObjective(Objective):
 
     def __call__(self) -> Tensor:
         """The loss at the weights as they are: a scalar in fp32, differentiable where gradients are on."""
-        with evaluation(self.forward.model):
+        with exclusive(self.forward.model), evaluation(self.forward.model):
             return self.losses(())[0]
 
     @property
-    def weight(self) -> float:
-        return float(sum(int(row.lengths.sum()) for row, _ in self.rows)) if self._by_token else float(self.examples)
+    def weight(self) -> tuple[str, float]:
+        if self._by_token:
+            return "tokens", float(sum(int(row.lengths.sum()) for row, _ in self.rows))
+        return "examples", float(self.examples)
 
     @property
     def submits(self) -> bool:
@@ -58,7 +61,7 @@ class BatchObjective(Objective):
         if self.forward.forked:
             try:
                 return self.losses(points).double().cpu()
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, BusyError):
                 raise
             except Exception as error:  # models of any family may fail on the rows of several points
                 self.forward.unfork(str(error) if isinstance(error, ForkError) else one_line(error))
@@ -68,7 +71,7 @@ class BatchObjective(Objective):
     def submit(self, points: Sequence[Point]) -> Tensor | None:
         try:
             return self.losses(points)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, BusyError):
             raise
         except Exception:  # ``measure`` will meet it again, and say why
             return None

@@ -10,6 +10,7 @@ import torch
 
 from .. import family
 from ..errors import ZeroBlockError
+from ..exclusive import BusyError, exclusive
 from ..step import evaluation
 from ..task.encoding import Encoded
 from ..weights import compiled
@@ -30,10 +31,10 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
         multiples: that the lengths of the trial's row are rounded up to.
     """
     examples = _specimens(forward)
-    with evaluation(forward.model):
+    with exclusive(forward.model), evaluation(forward.model):
         try:
             alone = torch.cat([forward.totals(pad([one]).to(forward.device))[0] for one in examples])
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, BusyError):
             raise
         except Exception as error:  # models of any family may raise anything
             raise ZeroBlockError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from ..direction import visit
@@ -21,16 +23,16 @@ def run(plan: Plan, objective: Objective, shield: Shield) -> Numbers:
     Returns:
         The numbers, on the host.
     """
-    with shield.opened():
-        numbers = measure(plan, objective)
+    numbers = measure(plan, objective, shield)
     if bool(numbers.coeffs.isfinite().all()):
         plan.update(numbers.coeffs.tolist())
     return numbers
 
 
-def measure(plan: Plan, objective: Objective) -> Numbers:
+def measure(plan: Plan, objective: Objective, shield: Shield | None = None) -> Numbers:
     """The numbers of a step that is not taken yet; θ is the same, bit for bit, on return."""
-    with exclusive(plan.weights.model), evaluation(plan.weights.model):
+    opened = contextlib.nullcontext() if shield is None else shield.opened()
+    with exclusive(plan.weights.model), evaluation(plan.weights.model), opened:
         if plan.weights.restore == "subtract":  # one walk, whatever the objective offers: it moves the weights
             losses = Objective.measure(objective, plan.points)
         else:

@@ -15,7 +15,7 @@ from ..step import Numbers, Plan
 MAX_STEPS = 64
 """Submitted steps that may be under way before the host waits for the oldest."""
 MAX_LAG_MS = 1000.0
-"""Milliseconds of work that they may amount to, but two steps at least: so a stop never takes long, nor loses much."""
+"""Milliseconds of work that they may amount to, so that stops are short; two steps are always allowed."""
 
 
 class _Pending(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..exclusive import exclusive
 from ..step import Numbers, Objective, Plan, evaluation
 
 
@@ -17,7 +18,7 @@ def run(plan: Plan, objective: Objective) -> Numbers | None:
     Returns:
         The numbers, on the device; None, and nothing moved, where the objective needs the host.
     """
-    with evaluation(plan.weights.model):
+    with exclusive(plan.weights.model), evaluation(plan.weights.model):
         losses = objective.submit(plan.points)
     if losses is None:
         return None

@@ -12,7 +12,7 @@ from torch import nn
 from ..errors import ZeroBlockError
 from ..journal import Record
 from ..optimizer import ZeroOrder
-from ..step import Closure, objective_of
+from ..step import Closure, Mean
 from .compose import optimizer
 from .config import BACKPROPAGATION, Config
 
@@ -89,7 +89,7 @@ class Backpropagation:
         self.optimizer.param_groups[0]["lr"] = lr
         self.optimizer.zero_grad()
         loss = 0.0
-        weights = [objective.weight or 1.0 for objective in map(objective_of, objectives)]
+        weights = Mean(objectives).amounts
         for objective, weight in zip(objectives, weights, strict=True):
             part = objective() * (weight / sum(weights))
             part.backward()
