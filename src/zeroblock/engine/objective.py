@@ -97,14 +97,14 @@ class BatchObjective(Objective):
         return replace(self, rows=[(row.view(batch[:size]), batch[size:])]).losses
 
     def _reserved(self, tokens: int, scored: int, plan: Plan) -> int:
-        """Bytes of any block's copies, of what a layer computes beside them, and of the logits."""
+        """Bytes of any block's copies, and of what a layer or the head computes beside them."""
         params, inside = plan.weights.params, self.forward.anatomy.layer
         widest = max((max(params[name].shape, default=1) for name in inside if name in params), default=1)
         beside = 4 * tokens * widest * self.forward.dtype.itemsize  # its widest product, in and out of the activation
         blocks = (plan.weights.members(block, plan.turn.number) for block in range(len(plan.weights.blocks)))
         words = max((getattr(config, "vocab_size", None) or 0 for config in self.forward.configs), default=0)
         logits = len(plan.points) * scored * words * (self.forward.dtype.itemsize + 4)  # as computed, and in fp32
-        return scratch(self.forward.anatomy, blocks, plan.points, tokens) + beside + logits
+        return scratch(self.forward.anatomy, blocks, plan.points, tokens) + max(beside, logits)
 
     def losses(self, points: Sequence[Point]) -> Tensor:
         """(points,) the loss at each point in fp32, or one at the weights as they are."""
