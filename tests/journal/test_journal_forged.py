@@ -235,7 +235,7 @@ def test_a_damaged_last_record_is_not_called_an_unfinished_write(tmp_path: Path)
         zb.load(model, tmp_path, force=True)
     with Journal.open(tmp_path) as journal:  # a run that has not finished takes the step again
         assert journal.note == (
-            "cut a damaged record of step 11, whose checksum does not match; the run takes the lost step again"
+            "left out a damaged record of step 11, whose checksum does not match; the run takes the lost step again"
         )
 
 

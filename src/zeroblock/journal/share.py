@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..fused import Progress
 from ..optimizer import ZeroOrder
-from . import finite, format, writer
+from . import disk, finite, format
 from .card import card
 from .format import Contents
 from .header import Header
@@ -49,7 +49,7 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None) -> Path
     header = public(contents.header).replace(steps=len(contents.records), card="")
     header = header.replace(card=card(header, contents.records, Path(run)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    writer.write(path, format.dump(header, contents.records))
+    disk.write(path, format.dump(header, contents.records))
     return path
 
 
