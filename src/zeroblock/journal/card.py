@@ -66,6 +66,13 @@ def _results(run: Path, step: int) -> list[str]:
             entry: Any = json.loads(line)
             if entry["kind"] == "eval" and entry["step"] == step:
                 lines.append(f"- {entry['metric']}: {entry['value']:.4f} of {entry['n']:,} {entry['split']} examples")
-    except (OSError, ValueError, KeyError, TypeError):  # a journal by itself, or a line that is being written
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        OverflowError,
+    ):  # a journal by itself, or a line that is being written
         pass
     return lines
