@@ -24,6 +24,15 @@ _bases: weakref.WeakKeyDictionary[nn.Module, dict[str, Tensor]] = weakref.WeakKe
 """Of every model that a journal was loaded into: the tensors it moved, as they were, on the CPU."""
 
 
+ABSOLUTE = re.compile(r"(?:file:|[A-Za-z]:)?[/\\]|~")
+ABSOLUTE_WITHIN = re.compile(
+    r"""(?<![^\s"'`=,:;(<\[{|])"""  # at the beginning of a word
+    r"""(?:file:/+|~[\w.-]*[/\\]|[A-Za-z]:[/\\]|/(?!/)|\\\\?)"""  # the two slashes of https:// are no path
+    r"""[^\s"'`,;)>\]}|]+"""
+)
+"""A path within a text: it ends at a space, so what follows a space in a folder's name remains."""
+
+
 def export(run: str | Path, out: str | Path, *, step: int | None = None) -> Path:
     """Write one shareable file: the run's records and a card that says what they are.
 
@@ -178,19 +187,31 @@ def public_name(model: str) -> str:
 
 
 def _without_folders(value: Any) -> Any:
-    """Plain data whose absolute paths are cut to their last part."""
+    """Plain data whose absolute paths, in texts and in keys, are cut to their last part.
+
+    >>> _without_folders({"/home/ann/a.txt": "from file:///home/ann/b.txt, 'C:\\\\ann\\\\c' and ~/d/e; and/or"})
+    {'a.txt': "from b.txt, 'c' and e; and/or"}
+    >>> _without_folders("/home/ann b/a file.txt")
+    'a file.txt'
+    """
     match value:
-        case str() if re.match(r"[/~]|[A-Za-z]:[/\\]", value):
-            return _last_part(value)
+        case str() if ABSOLUTE.match(value):
+            return ABSOLUTE_WITHIN.sub(_cut, _last_part(value))
+        case str():
+            return ABSOLUTE_WITHIN.sub(_cut, value)
         case dict():
-            return {name: _without_folders(inner) for name, inner in value.items()}
+            return {_without_folders(name): _without_folders(inner) for name, inner in value.items()}
         case list() | tuple():
             return [_without_folders(inner) for inner in value]
     return value
 
 
+def _cut(path: re.Match[str]) -> str:
+    return _last_part(path[0])
+
+
 def _last_part(path: str) -> str:
     parts = [part for part in re.split(r"[/\\]", path) if part]
-    if parts and parts[-1] in (".", "..", "~"):
+    if parts and parts[-1] in (".", ".."):
         return Path(path).expanduser().resolve().name
     return parts[-1] if parts else ""
