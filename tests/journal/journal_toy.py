@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,10 @@ import zeroblock as zb
 from toy import Tiny, next_token
 from zeroblock.cli import main
 from zeroblock.journal import Header, Journal, Record
+
+Row = tuple[float, float, int, float]
+"""Loss, rate, block, coefficient."""
+GOOD: Row = (1.0, 1e-2, 0, 1.0)
 
 RATES = {"mezo_adam": 3e-3, "mezo_bcd_adam": 3e-3, "zo_sign": 3e-3}
 
@@ -37,6 +43,19 @@ def write(path: Path, steps: int = 12, name: str = "mezo_bcd", dtype: torch.dtyp
             records.append(optimizer.record)
             journal.append(optimizer.record)
     return records
+
+
+def forge(path: Path, header: Header, rows: list[Row], **fields: Any) -> Path:
+    """A journal of one probe, byte by byte, so that nothing is in the way of nonsense."""
+    text = json.dumps({**json.loads(header.encode()), **fields}).encode()
+    data = struct.pack("<8sHHI", b"\x89ZBJ\r\n\x1a\n", 1, 0, len(text)) + text
+    root = zlib.crc32(data)
+    data += struct.pack("<I", root)
+    for step, row in enumerate(rows):
+        body = struct.pack("<ddIf", *row)
+        data += body + struct.pack("<I", zlib.crc32(body, zlib.crc32(step.to_bytes(8, "little"), root)))
+    path.write_bytes(data)
+    return path
 
 
 def key(record: Record) -> tuple[Any, ...]:

@@ -4,38 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 import warnings
-import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from journal_toy import command, save_model, tokens_loss, write
+from journal_toy import GOOD, command, forge, save_model, tokens_loss, write
 
 import zeroblock as zb
 from toy import Tiny, same, snapshot
 from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import Header, Journal, export, read
-
-Row = tuple[float, float, int, float]
-"""Loss, rate, block, coefficient."""
-GOOD: Row = (1.0, 1e-2, 0, 1.0)
-
-
-def forge(path: Path, header: Header, rows: list[Row], **fields: Any) -> Path:
-    """A journal of one probe, byte by byte, so that nothing is in the way of nonsense."""
-    text = json.dumps({**json.loads(header.encode()), **fields}).encode()
-    data = struct.pack("<8sHHI", b"\x89ZBJ\r\n\x1a\n", 1, 0, len(text)) + text
-    root = zlib.crc32(data)
-    data += struct.pack("<I", root)
-    for step, row in enumerate(rows):
-        body = struct.pack("<ddIf", *row)
-        data += body + struct.pack("<I", zlib.crc32(body, zlib.crc32(step.to_bytes(8, "little"), root)))
-    path.write_bytes(data)
-    return path
 
 
 @pytest.fixture
@@ -93,7 +74,9 @@ def test_a_step_that_ruins_the_weights_is_named(bad: int, dtype: torch.dtype, tm
     rows[bad] = (1.0, 1e30, 0, 1e30)
     path = forge(tmp_path / "journal.zbj", header, rows)
     model = Tiny(dtype=dtype)
-    with pytest.raises(ZeroBlockError, match=rf"step {bad} makes weights of '\S+' infinite or NaN"):
+    with pytest.raises(
+        ZeroBlockError, match=rf"step {bad} makes weights of '\S+' infinite or NaN.*zeroblock replay --step {bad} takes"
+    ):
         zb.load(model, path)
     assert same(snapshot(model), snapshot(Tiny(dtype=dtype)))  # the base is back
     zb.load(model, forge(tmp_path / "good.zbj", header, rows[:bad]))
@@ -235,7 +218,7 @@ def test_a_damaged_last_record_is_not_called_an_unfinished_write(tmp_path: Path)
         zb.load(model, tmp_path, force=True)
     with Journal.open(tmp_path) as journal:  # a run that has not finished takes the step again
         assert journal.note == (
-            "cut a damaged record of step 11, whose checksum does not match; the run takes the lost step again"
+            "left out a damaged record of step 11, whose checksum does not match; the run takes the lost step again"
         )
 
 
@@ -262,9 +245,17 @@ def test_a_finished_run_that_lost_its_last_record_says_so(
     assert "--step 3 (or --force)" in said
     assert not out.exists()
     _, said = command(monkeypatch, capsys, "inspect", tmp_path)
-    if loss == "bit":
-        assert "every checksum matches" not in said
-        assert "3 steps are intact" in " ".join(said.split())
+    text = " ".join(said.replace("│", " ").split())
+    assert "every checksum matches" not in text
+    assert "3 steps are intact" in text
+    assert "the run finished with 4 steps, 1 is missing" in text
+    assert json.loads(command(monkeypatch, capsys, "inspect", tmp_path, "--json")[1])["missing_steps"] == 1
+    code, said = command(monkeypatch, capsys, "apply", path, "--out", out)
+    assert (code, "--step" in said) == (2, False)
+    assert "; --force takes the 3 steps before it; to take the lost steps again, remove summary.*" in said
+    code, said = command(monkeypatch, capsys, "export", tmp_path, "--out", tmp_path / "out.zbj")
+    assert (code, "--force" in said) == (2, False)
+    assert "; --step 3 takes the 3 steps before it; to take the lost steps again, remove summary.*" in said
     code, said = command(monkeypatch, capsys, "replay", tmp_path, "--out", out, "--step", 3)
     assert code == 0, said
     with warnings.catch_warnings():
@@ -339,3 +330,47 @@ def test_a_relative_folder_is_told_from_a_hub_id(tmp_path: Path, monkeypatch: py
     (tmp_path / "ann" / "base").mkdir(parents=True)
     forge(tmp_path / "journal.zbj", Header.of(zb.mezo(Tiny(), 1e-2), model="ann/base"), [GOOD])
     assert read(export("journal.zbj", "shared.zbj")).header.model == "base"
+
+
+# Memory and depth
+
+
+def test_a_file_cannot_have_a_large_model_built(
+    real: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {"model": "opt-13b", "dtype": "float64", "extra": {"random_weights": True}}
+    path = forge(tmp_path / "journal.zbj", real, [GOOD], **fields)
+    built: list[str] = []
+    monkeypatch.setattr("zeroblock.model.load", lambda name, *_, **__: built.append(name))
+    code, said = command(monkeypatch, capsys, "apply", path, "--out", tmp_path / "out")
+    assert code == 2
+    assert "asks for random weights in the shape of opt-13b" in said
+    for words in (["apply", path, "--force"], ["replay", path], ["replay", tmp_path]):
+        code, said = command(monkeypatch, capsys, *words, "--out", tmp_path / "out")
+        assert code == 2
+        assert "parameters are not those of the journal's base (opt-13b)" in said
+    named = forge(tmp_path / "shared.zbj", real, [GOOD], **fields, steps=1)
+    code, said = command(monkeypatch, capsys, "replay", named, "--out", tmp_path / "out")
+    assert code == 2
+    assert "asks for random weights" in said
+    assert not built
+
+
+def test_weights_that_do_not_fit_are_one_line(
+    base: Path, real: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = forge(tmp_path / "journal.zbj", real.replace(model=str(base)), [GOOD])
+    for error in (
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ):
+
+        def fails(*_: Any, error: Exception = error, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr("zeroblock.model.load", fails)
+        code, said = command(monkeypatch, capsys, "replay", path, "--out", tmp_path / "out")
+        assert code == 2
+        assert "in float32 does not fit into the memory of this device" in said
+        assert "Traceback" not in said

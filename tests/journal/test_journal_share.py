@@ -197,3 +197,25 @@ def test_a_journal_of_a_strange_estimator_is_refused() -> None:
 
         with pytest.raises(ZeroBlockError):
             written().rebuild(Tiny())
+
+
+def test_no_folder_of_this_machine_is_in_an_export(tmp_path: Path) -> None:
+    optimizer = zb.mezo(Tiny(), 1e-2)
+    optimizer.step(next_token(optimizer.model))
+    extra = {
+        "/home/ann/key": "whole",
+        "url": "file:///home/ann/one.txt",
+        "text": "from /home/ann/two.txt, 'C:\\ann\\three' and ~ann/four; https://hub/kept is no path, and/or neither",
+        "nested": [{"inner": "~/ann/five"}],
+    }
+    header = Header.of(zb.mezo(Tiny(), 1e-2), model="/home/ann/base", task="/home/ann/task", **extra)
+    with Journal.create(tmp_path / "journal.zbj", header) as journal:
+        journal.append(optimizer.record)
+    file = export(tmp_path, tmp_path / "out.zbj")
+    assert b"ann" not in file.read_bytes()
+    assert read(file).header.extra == {
+        "key": "whole",
+        "url": "one.txt",
+        "text": "from two.txt, 'three' and four; https://hub/kept is no path, and/or neither",
+        "nested": [{"inner": "five"}],
+    }

@@ -307,3 +307,72 @@ def test_a_journal_behind_a_link_stays_behind_it(path: Path, tmp_path: Path) -> 
             journal.sync()
     assert path.is_symlink()
     assert holds(real, records[:6])
+
+
+# What somebody planted in its place
+
+
+def plant(path: Path, kind: str) -> Path:
+    """Put something in the journal's place; the file or folder that must stay as it is."""
+    victim = path.parent / "victim"
+    victim.mkdir()
+    path.unlink()
+    match kind:
+        case "a link to nothing":
+            path.symlink_to(victim / "created.txt")
+        case "a link to an empty file":
+            (victim / "empty").touch()
+            path.symlink_to(victim / "empty")
+        case "an empty file":
+            path.touch()
+        case "a directory":
+            path.mkdir()
+        case "a pipe":
+            os.mkfifo(path)
+    return victim
+
+
+@pytest.mark.parametrize(
+    "kind", ["a link to nothing", "a link to an empty file", "an empty file", "a directory", "a pipe"]
+)
+@pytest.mark.parametrize("fsync", [3600.0, None])
+def test_a_planted_thing_is_neither_followed_nor_replaced(kind: str, fsync: float | None, path: Path) -> None:
+    journal, records = begin(path, fsync=fsync)
+    victim = plant(path, kind)
+    before = [(file.name, file.lstat().st_ino, file.lstat().st_size) for file in [path, *victim.iterdir()]]
+    with pytest.raises(ZeroBlockError, match=r"was replaced by another file during the run; .* with 5 steps, is in"):
+        journal.close()
+    assert [(file.name, file.lstat().st_ino, file.lstat().st_size) for file in [path, *victim.iterdir()]] == before
+    (rescued,) = path.parent.glob("journal.rescued-*.zbj")
+    assert holds(rescued, records[:5])
+
+
+def test_a_link_that_was_there_is_resolved_once(path: Path, tmp_path: Path) -> None:
+    real = tmp_path / "elsewhere" / "journal.zbj"
+    real.parent.mkdir()
+    journal, records = begin(real)
+    journal.close()
+    path.symlink_to(real)
+    journal = Journal.open(path)
+    journal.append(records[5])
+    path.unlink()
+    path.symlink_to(tmp_path / "created.txt")
+    with pytest.raises(ZeroBlockError, match=r"no longer leads to the run's journal, which is in .*elsewhere"):
+        journal.close()
+    assert not (tmp_path / "created.txt").exists()
+    assert holds(real, records[:6])
+
+
+def test_a_journal_that_does_not_fit_the_run_is_not_cut(path: Path) -> None:
+    journal, records = begin(path)
+    journal.close()
+    os.truncate(path, path.stat().st_size - 3)
+    before = path.read_bytes()
+    other = zb.mezo(Tiny(), 1e-2, seed=7)
+    with Journal.open(path) as journal, pytest.raises(ZeroBlockError, match="was written with seed"):
+        journal.header.check(other)
+    assert path.read_bytes() == before
+    with Journal.open(path) as journal:
+        journal.sync()
+        journal.append(records[4])
+    assert holds(path, records[:5])

@@ -19,4 +19,4 @@ def apply(
     trust_remote_code: Remote = False,
 ) -> None:
     """Bring an exported fine-tune onto its base model, bit for bit."""
-    write_weights(file, None, out, model, device, force, trust_remote_code)
+    write_weights(file, None, out, model, device, force, trust_remote_code, way="--force", random_weights=force)

@@ -32,16 +32,18 @@ def inspect(
     """Show a journal: its header, how far it got, losses, blocks, and whether every record is intact."""
     from ..journal import read
     from ..journal.format import locate
+    from ..journal.share import finished_steps
 
     contents = read(run)
-    described = _described(contents, locate(run).stat().st_size)
+    missing = max(0, finished_steps(contents, run) - len(contents.records))
+    described = _described(contents, locate(run).stat().st_size, missing)
     if json:
         typer.echo(jsonlib.dumps(described, indent=2))
         return
     _print(contents, described)
 
 
-def _described(contents: Contents, size: int) -> dict[str, Any]:
+def _described(contents: Contents, size: int, missing: int) -> dict[str, Any]:
     import numpy as np
 
     header, records = contents.header, contents.records
@@ -75,6 +77,7 @@ def _described(contents: Contents, size: int) -> dict[str, Any]:
         "record_bytes": contents.layout.size,
         "torn_bytes": contents.torn,
         "damaged": contents.damaged,
+        "missing_steps": missing,
         "exported": header.steps is not None,
         "card": header.card,
     }
@@ -145,7 +148,7 @@ def _print(contents: Contents, described: dict[str, Any]) -> None:
         "written by": ", ".join(f"{name} {version}" for name, version in described["versions"].items()),
         "steps": f"{steps:,}" + (f", {skipped:,} of them skipped" if skipped else ""),
         "size": f"{described['bytes']:,} bytes, {described['record_bytes']} per step",
-        "integrity": _integrity(contents),
+        "integrity": _integrity(contents, described["missing_steps"]),
     }
     for name, value in rows.items():
         if value != "":
@@ -174,9 +177,12 @@ def _print(contents: Contents, described: dict[str, Any]) -> None:
         console.print(Markdown(card, hyperlinks=False))  # a link shows where it leads
 
 
-def _integrity(contents: Contents) -> str:
-    if contents.damaged:
-        return f"{len(contents.records):,} steps are intact; the file ends with {contents.note}"
+def _integrity(contents: Contents, missing: int) -> str:
+    steps = len(contents.records)
+    lost = f"; the run finished with {steps + missing:,} steps, {missing:,} {'are' if missing > 1 else 'is'} missing"
+    if contents.damaged or missing:
+        tail = f"; the file ends with {contents.note}" if contents.torn else ""
+        return f"{steps:,} steps are intact{tail}{lost if missing else ''}"
     return "every checksum matches" + (f"; {contents.note}" if contents.torn else "")
 
 

@@ -40,7 +40,16 @@ def replay(
 
 
 def write_weights(
-    place: Path, step: int | None, out: Path, model: str | None, device: str, force: bool, trust_remote_code: bool
+    place: Path,
+    step: int | None,
+    out: Path,
+    model: str | None,
+    device: str,
+    force: bool,
+    trust_remote_code: bool,
+    *,
+    way: str = "--step {steps} (or --force)",
+    random_weights: bool | None = None,
 ) -> None:
     """Load the base, take the journal's steps, save the weights and the tokenizer.
 
@@ -52,16 +61,19 @@ def write_weights(
         device: auto, cpu or cuda.
         force: accept other base weights, a newer journal, or one whose last record is damaged.
         trust_remote_code: run the code that comes with the model.
+        way: the options of the command that take the steps before a loss, see ``check_whole``.
+        random_weights: whether the journal may ask for random weights, which take any amount of memory; by default
+            the one in a run's folder may, and another one if forced.
     """
     import torch
 
     from .. import model as models
     from ..journal import finite, read
-    from ..journal.share import check_whole
+    from ..journal.share import check_whole, is_own
 
     contents = read(place, step)
     if step is None:
-        check_whole(contents, place, force=force)
+        check_whole(contents, place, way=way, force=force)
     header = contents.header
     name = model or header.model
     if not name:
@@ -78,16 +90,26 @@ def write_weights(
         out.mkdir(parents=True)
         out.rmdir()
     random = model is None and header.extra.get("random_weights") is True
+    if random_weights is None:
+        random_weights = force or is_own(contents, place)
+    if random and not random_weights:
+        raise ZeroBlockError(
+            f"the file asks for random weights in the shape of {name}, which may take any amount of memory: give the "
+            "base with --model, or allow it with --force"
+        )
+    if not trust_remote_code:  # a skeleton runs no code of the model's
+        header.check_order(models.skeleton(name))  # before any memory is taken for the weights
 
     def base() -> Any:
-        return models.load(
-            name,
-            getattr(torch, header.dtype),  # one of four, which the header's reader has checked
-            device,
-            random_weights=random,
-            seed=header.seed,
-            trust_remote_code=trust_remote_code,
-        )
+        with _out_of_memory(f"{name} in {header.dtype}"):
+            return models.load(
+                name,
+                getattr(torch, header.dtype),  # one of four, which the header's reader has checked
+                device,
+                random_weights=random,
+                seed=header.seed,
+                trust_remote_code=trust_remote_code,
+            )
 
     module = base()
     optimizer = header.rebuild(module, force=force)
@@ -107,6 +129,22 @@ def _save(module: Any, tokenizer: Any, out: Path) -> None:
     with bars():
         module.save_pretrained(out)
         tokenizer.save_pretrained(out)
+
+
+@contextlib.contextmanager
+def _out_of_memory(weights: str) -> Iterator[None]:
+    """Turn memory that runs out into one line."""
+    import torch
+
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not known and "can't allocate memory" not in str(error):
+            raise
+        raise ZeroBlockError(
+            f"{weights} does not fit into the memory of this device: choose another --device, or a larger machine"
+        ) from error
 
 
 @contextlib.contextmanager

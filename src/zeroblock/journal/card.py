@@ -13,6 +13,7 @@ from .header import Header
 
 LOSS_STEPS = 100
 """Steps over which the card averages the loss, at the beginning and at the end."""
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError)
 
 
 def card(header: Header, records: Sequence[Record], run: Path) -> str:
@@ -66,6 +67,6 @@ def _results(run: Path, step: int) -> list[str]:
             entry: Any = json.loads(line)
             if entry["kind"] == "eval" and entry["step"] == step:
                 lines.append(f"- {entry['metric']}: {entry['value']:.4f} of {entry['n']:,} {entry['split']} examples")
-    except (OSError, ValueError, KeyError, TypeError):  # a journal by itself, or a line that is being written
+    except UNREADABLE:  # a journal by itself, or a line that is being written or was made up
         pass
     return lines

@@ -37,8 +37,7 @@ def advance(
         step = _first_bad_step(records, restart, broken)
         raise ZeroBlockError(
             f"step {step} makes weights of {min(broken)!r} infinite or NaN, which no run would have gone on from: the "
-            f"journal was made up, or its base is another; --step {step} (in Python steps={step} of read) takes the "
-            "steps before it"
+            f"journal was made up, or its base is another; zeroblock replay --step {step} takes the steps before it"
         )
 
 

@@ -2,7 +2,7 @@
 
     loss f64 · lr f64 · block u32 · coeffs f32 per probe [· centres f32 per probe] · crc32 u32
 
-``docs/journal.md`` specifies every byte.  Reading is vectorised: a million steps take a tenth of a second, and a
+``docs/journal.md`` specifies every byte.  Reading is vectorised: a million steps take a third of a second, and a
 :class:`~zeroblock.record.Record` is only made of the steps that somebody looks at.
 """
 

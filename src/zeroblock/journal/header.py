@@ -30,6 +30,9 @@ MAX_PROBES = 1 << 16
 MAX_SINGLE = float(torch.finfo(torch.float32).max)
 """Learning rates and decays beyond it do not exist in the single precision that steps are computed in."""
 MATRICES = "matrices"
+MAX_STEPS = 1 << 32
+MAX_NESTING = 32
+"""Lists and objects within one another in a header; those that zeroblock writes have six."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +139,8 @@ class Header:
             raise ZeroBlockError(f"the header is not JSON ({error})") from error
         if not isinstance(fields, dict):
             raise ZeroBlockError("the header is not an object")
+        if _is_deep(fields):
+            raise ZeroBlockError(f"the header nests lists and objects more than {MAX_NESTING} deep")
         hints = typing.get_type_hints(cls)
         if set(fields) != set(hints):
             odd = min(set(fields) ^ set(hints))
@@ -149,7 +154,7 @@ class Header:
         ranges = {
             "probes": 1 <= values["probes"] <= MAX_PROBES,
             "seed": 0 <= values["seed"] < 1 << 64,
-            "steps": values["steps"] is None or values["steps"] >= 0,
+            "steps": values["steps"] is None or 0 <= values["steps"] < MAX_STEPS,
             "weight_decay": 0 <= values["weight_decay"] <= MAX_SINGLE,
             "dtype": values["dtype"] in DTYPES,
             "method": _is_method(values["method"]),
@@ -231,12 +236,8 @@ class Header:
 
     def check_base(self, model: nn.Module, *, force: bool = False) -> None:
         """Refuse a model with other parameters, or with other weights unless forced."""
+        self.check_order(model)
         named = f" ({shown(self.model)})" if self.model else ""
-        if identity.order(model) != self.order:
-            raise ZeroBlockError(
-                f"this model's parameters are not those of the journal's base{named}: "
-                "their names, shapes or order differ, so its noise would fall on other weights"
-            )
         fingerprint = identity.fingerprint(model)
         if fingerprint != self.fingerprint and not force:
             dtypes = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}))
@@ -244,6 +245,15 @@ class Header:
             raise ZeroBlockError(
                 f"the journal starts from other base weights{named}: their fingerprint is {shown(self.fingerprint)}, "
                 f"these have {fingerprint}{other}; give the model it was trained from"
+            )
+
+    def check_order(self, model: nn.Module) -> None:
+        """Refuse a model with other parameters; one on the meta device will do."""
+        if identity.order(model) != self.order:
+            named = f" ({shown(self.model)})" if self.model else ""
+            raise ZeroBlockError(
+                f"this model's parameters are not those of the journal's base{named}: "
+                "their names, shapes or order differ, so its noise would fall on other weights"
             )
 
     def rebuild(self, model: nn.Module, *, force: bool = False) -> ZeroOrder:
@@ -308,6 +318,19 @@ def _is_method(data: dict[str, Any]) -> bool:
         and data["rounding"] in [r.name.lower() for r in Rounding]
         and data["restore"] in ("copy", "subtract")
     )
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether plain data is nested deeper than a header may be; level by level, so that no depth is too much."""
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
 
 
 def _refuse(constant: str) -> None:

@@ -15,13 +15,22 @@ from torch import Tensor, nn
 from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..fused import Progress
 from ..optimizer import ZeroOrder
-from . import finite, format, writer
+from . import disk, finite, format
 from .card import card
 from .format import Contents
-from .header import Header
+from .header import MAX_STEPS, Header
 
 _bases: weakref.WeakKeyDictionary[nn.Module, dict[str, Tensor]] = weakref.WeakKeyDictionary()
 """Of every model that a journal was loaded into: the tensors it moved, as they were, on the CPU."""
+
+
+ABSOLUTE = re.compile(r"(?:file:|[A-Za-z]:)?[/\\]|~")
+ABSOLUTE_WITHIN = re.compile(
+    r"""(?<![^\s"'`=,:;(<\[{|])"""  # at the beginning of a word
+    r"""(?:file:/+|~[\w.-]*[/\\]|[A-Za-z]:[/\\]|/(?!/)|\\\\?)"""  # the two slashes of https:// are no path
+    r"""[^\s"'`,;)>\]}|]+"""
+)
+"""A path within a text: it ends at a space, so what follows a space in a folder's name remains."""
 
 
 def export(run: str | Path, out: str | Path, *, step: int | None = None) -> Path:
@@ -43,13 +52,13 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None) -> Path
         raise ZeroBlockError(f"{str(path)!r} exists already, and nothing is ever overwritten: give another name")
     contents = format.read(run, step)
     if step is None:
-        check_whole(contents, run)
+        check_whole(contents, run, way="--step {steps}")
     if not contents.records:
         raise ZeroBlockError(f"{str(run)!r} has no steps to export")
     header = public(contents.header).replace(steps=len(contents.records), card="")
     header = header.replace(card=card(header, contents.records, Path(run)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    writer.write(path, format.dump(header, contents.records))
+    disk.write(path, format.dump(header, contents.records))
     return path
 
 
@@ -67,7 +76,7 @@ def load(model: nn.Module, path: str | Path, *, force: bool = False, progress: P
     if model in _bases:
         raise ZeroBlockError("a journal is loaded into this model already; zeroblock.unload(model) takes it out")
     contents = format.read(path)
-    check_whole(contents, path, force=force)
+    check_whole(contents, path, way="force=True", force=force)
     flags = [(param, param.requires_grad) for param in model.parameters()]
     kept: dict[str, Tensor] = {}
 
@@ -106,7 +115,7 @@ def _put(model: nn.Module, weights: dict[str, Tensor]) -> None:
         params[name].copy_(value)
 
 
-def check_whole(contents: Contents, place: str | Path, *, force: bool = False) -> None:
+def check_whole(contents: Contents, place: str | Path, *, way: str, force: bool = False) -> None:
     """Refuse a journal that lacks steps its run has taken; warn of a last write that was cut short.
 
     A run that was killed leaves a write unfinished, and nothing else is lost.  A last record with a wrong checksum,
@@ -115,33 +124,41 @@ def check_whole(contents: Contents, place: str | Path, *, force: bool = False) -
     Args:
         contents: of the whole file.
         place: the journal, or the run's folder, whose ``summary.json`` is read.
+        way: the option of this command that takes the steps before the loss; ``{steps}`` stands for their number.
         force: only warn.
     """
     steps = len(contents.records)
-    path = format.locate(place)
-    own = path.name == "journal.zbj" and contents.header.steps is None  # not a file that was put beside a run
-    promised = _finished_steps(path.parent) if own else 0
+    promised = finished_steps(contents, place)
     if contents.damaged or promised > steps:
         finished = f"the run finished with {promised:,} steps, and " if promised > steps else ""
         lacks = f"ends with {contents.note}" if contents.torn else f"holds {steps:,}"
         message = f"{place}: {finished}the journal {lacks}"
         if not force:
+            folder = format.locate(place).parent
+            repair = f"; to take the lost steps again, remove summary.* and run zeroblock resume {folder}"
             raise ZeroBlockError(
-                f"{message}: the weights of its last step cannot be rebuilt; --step {steps} (or --force) takes the "
-                f"{steps:,} steps before it"
+                f"{message}: the weights of its last step cannot be rebuilt; {way.format(steps=steps)} takes the "
+                f"{steps:,} steps before it{repair if promised else ''}"
             )
         warnings.warn(f"{message}: these are the weights after {steps:,} steps", ZeroBlockWarning, stacklevel=3)
     elif contents.torn:
         warnings.warn(f"{place} ends with {contents.note}, which are left out", ZeroBlockWarning, stacklevel=3)
 
 
-def _finished_steps(folder: Path) -> int:
-    """Steps of a finished run; 0 where the folder does not say."""
+def is_own(contents: Contents, place: str | Path) -> bool:
+    """Whether a journal is the one that a run writes in its folder, and not a file that was put beside it."""
+    return format.locate(place).name == "journal.zbj" and contents.header.steps is None
+
+
+def finished_steps(contents: Contents, place: str | Path) -> int:
+    """Steps that the summary of a finished run counts; 0 where there is none."""
+    if not is_own(contents, place):
+        return 0
     try:
-        steps = json.loads((folder / "summary.json").read_bytes())["steps"]
+        steps = json.loads(format.locate(place).with_name("summary.json").read_bytes())["steps"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return 0
-    return steps if isinstance(steps, int) else 0
+    return steps if isinstance(steps, int) and 0 <= steps < MAX_STEPS else 0
 
 
 def public(header: Header) -> Header:
@@ -170,19 +187,31 @@ def public_name(model: str) -> str:
 
 
 def _without_folders(value: Any) -> Any:
-    """Plain data whose absolute paths are cut to their last part."""
+    """Plain data whose absolute paths, in texts and in keys, are cut to their last part.
+
+    >>> _without_folders({"/home/ann/a.txt": "from file:///home/ann/b.txt, 'C:\\\\ann\\\\c' and ~/d/e; and/or"})
+    {'a.txt': "from b.txt, 'c' and e; and/or"}
+    >>> _without_folders("/home/ann b/a file.txt")
+    'a file.txt'
+    """
     match value:
-        case str() if re.match(r"[/~]|[A-Za-z]:[/\\]", value):
-            return _last_part(value)
+        case str() if ABSOLUTE.match(value):
+            return ABSOLUTE_WITHIN.sub(_cut, _last_part(value))
+        case str():
+            return ABSOLUTE_WITHIN.sub(_cut, value)
         case dict():
-            return {name: _without_folders(inner) for name, inner in value.items()}
+            return {_without_folders(name): _without_folders(inner) for name, inner in value.items()}
         case list() | tuple():
             return [_without_folders(inner) for inner in value]
     return value
 
 
+def _cut(path: re.Match[str]) -> str:
+    return _last_part(path[0])
+
+
 def _last_part(path: str) -> str:
     parts = [part for part in re.split(r"[/\\]", path) if part]
-    if parts and parts[-1] in (".", "..", "~"):
+    if parts and parts[-1] in (".", ".."):
         return Path(path).expanduser().resolve().name
     return parts[-1] if parts else ""

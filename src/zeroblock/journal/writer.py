@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import re
 import secrets
 import stat
 import time
@@ -18,12 +17,11 @@ from typing import Self
 
 from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..record import Record
+from . import disk
 from .format import Contents, Records, locate, parse, preamble
 from .header import Header
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-STALE_DRAFT_SECONDS = 60.0
-"""A draft that nobody has locked and that is older than this was left behind by a process that died."""
 
 
 class Journal:
@@ -48,16 +46,24 @@ class Journal:
     records: Records
     """Those that were in the file when it was opened."""
     note: str
-    """What opening cut off; empty if nothing."""
+    """What the file ends with besides whole records, which the first append cuts off; empty if nothing."""
 
-    def __init__(self, path: Path, handle: int, contents: Contents, data: bytes, fsync: float | None) -> None:
+    def __init__(
+        self, path: Path, file: Path, handle: int, contents: Contents, data: bytes, fsync: float | None
+    ) -> None:
         self.path, self.fsync, self.note = path, fsync, ""
+        self._name = Path(os.path.abspath(path))  # links in it stay as they are
+        self._file = file
+        """The file behind the links that were there at the beginning; links that appear later are not followed."""
         self.header, self.records = contents.header, contents.records
         self.steps = len(contents.records)
         """Records in the file."""
         self._handle, self._layout = handle, contents.layout
         self._data = bytearray(data)
-        """What the file holds, byte for byte."""
+        """What the file holds, byte for byte, before the unfinished write."""
+        self._torn = contents.torn
+        """Bytes of an unfinished write that are still in the file."""
+        self._preamble_bytes = len(data) - len(contents.records) * contents.layout.size
         self._synced = time.monotonic()
         self._broken: ZeroBlockError | None = None
         self._replaced: ZeroBlockError | None = None
@@ -75,47 +81,48 @@ class Journal:
             fsync: seconds between flushes to the disk; 0 flushes every record, None leaves it to the system.
         """
         path = Path(path)
+        file = path.parent.resolve() / path.name
         data = preamble(header)
         contents = parse(data, str(path))
-        handle = _new(path, data)
-        _remove_stale_drafts(path, handle)
-        return cls(path, handle, contents, data, fsync)
+        handle = disk.create(path, data)
+        disk.remove_stale_drafts(path, handle)
+        return cls(path, file, handle, contents, data, fsync)
 
     @classmethod
     def open(cls, path: str | Path, *, fsync: float | None = 1.0) -> Self:
-        """Continue a journal: take the lock, check every record, cut off what a crash left unfinished.
+        """Continue a journal: take the lock and check every record.
+
+        A write that a crash left unfinished is left out now and cut off by the first append, so that a journal that
+        turns out to be another run's stays as it is.
 
         Args:
             path: of the file, or the run's folder.
             fsync: as in ``create``.
         """
         path = locate(path)
+        file = path.resolve()
         try:
-            handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
-            raise _failed("open", path, error) from error
+            raise disk.failed("open", path, error) from error
         try:
-            _lock(handle, path)
-            data = _read_all(handle)
+            disk.lock(handle, path)
+            data = disk.read_all(handle)
             contents = parse(data, str(path))
             if contents.header.steps is not None:
                 raise ZeroBlockError(
                     f"{str(path)!r} is an exported file, which takes no more steps; resume the run's folder"
                 )
-            end = len(data) - contents.torn
-            if contents.torn:
-                os.ftruncate(handle, end)
-                os.fsync(handle)
-            _remove_stale_drafts(path, handle)
+            disk.remove_stale_drafts(path, handle)
         except OSError as error:
             os.close(handle)
-            raise _failed("open", path, error) from error
+            raise disk.failed("open", path, error) from error
         except BaseException:
             os.close(handle)
             raise
-        journal = cls(path, handle, contents, data[:end], fsync)
+        journal = cls(path, file, handle, contents, data[: len(data) - contents.torn], fsync)
         if contents.torn:
-            journal.note = f"cut {contents.note}; the run takes the lost step again"
+            journal.note = f"left out {contents.note}; the run takes the lost step again"
         return journal
 
     def append(self, record: Record) -> None:
@@ -132,7 +139,10 @@ class Journal:
             raise ZeroBlockError(f"step {record.step}: there is no block {record.block}")
         data = self._layout.encode(record)
         try:
-            _write(self._handle, data)
+            if self._torn:
+                os.ftruncate(self._handle, len(self._data))
+                self._torn = 0
+            disk.write_all(self._handle, data)
         except OSError as error:
             with contextlib.suppress(OSError):  # truncating takes no space; where it fails, opening cuts
                 os.ftruncate(self._handle, len(self._data))
@@ -184,25 +194,46 @@ class Journal:
         """Notice that the file under this name is not the one that was written, and put it back from memory."""
         mine = os.fstat(self._handle)
         try:
-            there = os.stat(self.path)
-        except FileNotFoundError:
+            there = os.lstat(self._file)
+        except (FileNotFoundError, NotADirectoryError):
             self._rewrite("deleted")
             return
+        size = len(self._data) + self._torn
         if not os.path.samestat(mine, there):
-            if not self._data.startswith(self.path.read_bytes()):  # not even an older copy: it is somebody's own
+            if not self._is_older_copy():
                 raise self._replaced or self._rescued()
             self._rewrite("replaced by an older copy", replace=True)
-        elif mine.st_size != len(self._data):
-            self._rewrite("cut" if mine.st_size < len(self._data) else "written to by another program", replace=True)
+        elif mine.st_size != size:
+            self._rewrite("cut" if mine.st_size < size else "written to by another program", replace=True)
+        elif not disk.is_same(self._name, mine):
+            raise ZeroBlockError(
+                f"{str(self.path)!r} no longer leads to the run's journal, which is in {str(self._file)!r} with "
+                f"{self.steps} steps: restore the link, then zeroblock resume takes it up from there"
+            )
+
+    def _is_older_copy(self) -> bool:
+        """Whether the name holds a regular file with a whole header and nothing but what this run wrote."""
+        try:
+            handle = os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # a link, a socket, or a file of somebody else's
+            return False
+        try:
+            there = os.fstat(handle)
+            if not stat.S_ISREG(there.st_mode) or not self._preamble_bytes <= there.st_size <= len(self._data):
+                return False
+            return self._data.startswith(disk.read_all(handle))
+        finally:
+            os.close(handle)
 
     def _rewrite(self, event: str, *, replace: bool = False) -> None:
         try:
-            handle = _new(self.path.resolve(), bytes(self._data), replace=replace)
+            handle = disk.create(self._file, bytes(self._data), replace=replace)
         except ZeroBlockError as error:
             raise ZeroBlockError(
                 f"the journal {str(self.path)!r} was {event} during the run and could not be written anew ({error}); "
                 f"the {self.steps} steps taken are lost: begin the run again"
             ) from error
+        self._torn = 0
         os.close(self._handle)
         self._handle = handle
         warnings.warn(
@@ -214,8 +245,8 @@ class Journal:
 
     def _rescued(self) -> ZeroBlockError:
         """Save the journal beside the file that took its name, once; the error that says so."""
-        rescue = self.path.with_name(f"{self.path.stem}.rescued-{secrets.token_hex(4)}{self.path.suffix}")
-        write(rescue, bytes(self._data))
+        rescue = self._file.with_name(f"{self._file.stem}.rescued-{secrets.token_hex(4)}{self._file.suffix}")
+        disk.write(rescue, bytes(self._data))
         self._replaced = ZeroBlockError(
             f"{str(self.path)!r} was replaced by another file during the run; the run's own journal, with {self.steps} "
             f"steps, is in {str(rescue)!r}: move it back, then zeroblock resume takes it up from there"
@@ -242,130 +273,3 @@ def _forget_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write a whole journal; an existing file is refused."""
-    os.close(_new(path, data))
-
-
-def _new(path: Path, data: bytes, *, replace: bool = False) -> int:
-    """A new file, locked and open for appending, that has its name with all of the bytes or not at all.
-
-    The draft has a name that nobody can guess and is created exclusively, so that no planted link is followed.
-    """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC
-    try:
-        handle = os.open(draft, flags, 0o666)
-    except OSError as error:
-        raise _failed("create", path, error) from error
-    try:
-        _lock(handle, path)
-        _write(handle, data)
-        os.fsync(handle)
-        if replace:
-            draft.replace(path)
-        else:
-            _publish(draft, path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        os.close(handle)
-        if isinstance(error, FileExistsError):
-            raise ZeroBlockError(
-                f"{str(path)!r} exists, and a journal is never overwritten; resume it, or give another name"
-            ) from error
-        raise _failed("create", path, error) from error
-    except BaseException:
-        os.close(handle)
-        raise
-    finally:
-        draft.unlink(missing_ok=True)
-    return handle
-
-
-def _publish(draft: Path, path: Path) -> None:
-    """Give a finished file its name, unless the name is taken."""
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        raise
-    except OSError as error:  # a file system without links
-        if os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, "exists") from error
-        draft.rename(path)
-
-
-def _remove_stale_drafts(path: Path, handle: int) -> None:
-    """Remove drafts of this journal whose writer died: nobody holds their lock, and they are not new.
-
-    Args:
-        path: of the journal.
-        handle: of the journal, which is locked.
-    """
-    named = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}")
-    for draft in path.parent.iterdir():
-        if not named.fullmatch(draft.name):
-            continue
-        with contextlib.suppress(OSError):
-            found = draft.lstat()
-            if not stat.S_ISREG(found.st_mode):
-                continue
-            if os.path.samestat(found, os.fstat(handle)):  # a second name of the journal itself, and its lock is ours
-                draft.unlink()
-            elif time.time() - found.st_mtime > STALE_DRAFT_SECONDS:
-                _remove_unlocked(draft)
-
-
-def _remove_unlocked(draft: Path) -> None:
-    handle = os.open(draft, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        draft.unlink()
-    finally:
-        os.close(handle)
-
-
-def _read_all(handle: int) -> bytes:
-    with os.fdopen(os.dup(handle), "rb") as file:
-        file.seek(0)
-        return file.read()
-
-
-def _write(handle: int, data: bytes) -> None:
-    """All of the bytes: a system may take only a part of them at first."""
-    while data:
-        data = data[os.write(handle, data) :]
-
-
-def _lock(handle: int, path: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ZeroBlockError(
-            f"{str(path)!r} is being written by {_owner(handle)}; two processes cannot write one journal: "
-            "wait for it, or stop it"
-        ) from error
-
-
-def _owner(handle: int) -> str:
-    """Who holds the lock, according to Linux."""
-    inode = os.fstat(handle).st_ino
-    try:
-        locks = Path("/proc/locks").read_text()
-    except OSError:
-        return "another process"
-    match = re.search(rf"FLOCK +ADVISORY +WRITE +(\d+) +\S+:{inode} ", locks)
-    return f"process {match[1]}" if match else "another process"
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _failed(verb: str, path: Path, error: OSError) -> ZeroBlockError:
-    return ZeroBlockError(f"cannot {verb} the journal {str(path)!r}: {error.strerror or error}")
