@@ -338,7 +338,10 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
             raise unknown(name, str(value), typing.get_args(kind))
         return value
     if kind is float and type(value) is int:
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
     if type(value) is not kind:  # exactly: True is not a number of steps
         raise ZeroBlockError(f"{name} is {value!r}, expected {kind.__name__}{' or nothing' if optional else ''}")
     if kind is float and not math.isfinite(value):
