@@ -169,7 +169,7 @@ def report(result: Result, json: bool) -> None:
 
 def _exact(numbers: dict[str, Any]) -> str:
     """Exact match, beside the metric of a generated answer."""
-    return f", exact match {numbers['exact_match']:.1%}" if "exact_match" in numbers else ""
+    return f", exact match {numbers['exact_match']:.1%}" if numbers.get("exact_match") is not None else ""
 
 
 def json_lines(result: Result) -> list[dict[str, Any]]:

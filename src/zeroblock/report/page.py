@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import atomic
-from ..errors import ZeroBlockError
-from ..evaluate.measurement import read_measurements
+from ..errors import ZeroBlockError, shown
+from ..evaluate.measurement import MAX_FLOAT, MAX_SHOWN, SPLITS, read_measurements
 from ..train.config import Config, recorded
-from .summary import check_summary
+from .summary import MAX_BLOCKS, check_summary
 
-SPLITS = ("dev", "test")
+MAX_STEP = 2**32
+"""Steps that a run may have."""
 
 
 def write_page(folder: Path) -> None:
@@ -37,7 +38,7 @@ def write_page(folder: Path) -> None:
         name = "metrics.jsonl"
         splits = _evaluations(folder / name)
         name = "steps.csv"
-        steps = _steps(folder / name)
+        steps = _steps(folder / name, int(summary.get("blocks") or MAX_BLOCKS))
     except (ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
         raise ZeroBlockError(f"{folder / name} is damaged ({error}): the report of the run needs it whole") from error
     if importlib.util.find_spec("matplotlib") is None:
@@ -67,25 +68,37 @@ def _evaluations(path: Path) -> Evaluations:
     """The evaluations of each split in the order of their steps; of two at one step, the later."""
     by_step: dict[str, dict[int, dict[str, Any]]] = {split: {} for split in SPLITS}
     for _, measurement in read_measurements(path):
-        if measurement.split in by_step:
-            by_step[measurement.split][measurement.step] = {
-                "step": measurement.step,
-                **dataclasses.asdict(measurement.evaluation),
-            }
+        by_step[measurement.split][measurement.step] = {
+            "step": measurement.step,
+            **dataclasses.asdict(measurement.evaluation),
+        }
     return {split: [points[step] for step in sorted(points)] for split, points in by_step.items()}
 
 
-def _steps(path: Path) -> Steps:
-    """The columns ``step``, ``block`` and ``loss``, (n,) each."""
+def _steps(path: Path, blocks: int) -> Steps:
+    """The columns ``step``, ``block`` and ``loss``, (n,) each.
+
+    Args:
+        path: the file; one that is missing has no rows.
+        blocks: the number of blocks.
+    """
     rows: list[dict[str, str]] = []
     if path.is_file():
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
+    loss = np.array([float(row["loss"] or "nan") for row in rows])
     return {
-        "step": np.array([int(row["step"]) for row in rows]),
-        "block": np.array([int(row.get("block") or 0) for row in rows]),
-        "loss": np.array([float(row["loss"] or "nan") for row in rows]),
+        "step": np.array([_index("step", row["step"], MAX_STEP) for row in rows]),
+        "block": np.array([_index("block", row.get("block") or 0, blocks) for row in rows]),
+        "loss": np.where(np.abs(loss) < MAX_FLOAT, loss, np.nan),
     }
+
+
+def _index(name: str, text: str | int, count: int) -> int:
+    number = int(text)
+    if not 0 <= number < count:
+        raise ValueError(f"{name} is {shown(number, MAX_SHOWN)}, of {count}")
+    return number
 
 
 def _draw(folder: Path, config: Config, summary: Mapping[str, Any], splits: Evaluations, steps: Steps) -> list[str]:
