@@ -114,3 +114,17 @@ def test_a_missing_exact_match_is_sound(tmp_path: Path) -> None:
     summary = json.loads((folder(tmp_path) / "summary.json").read_text())
     summary["dev"]["exact_match"] = None
     assert check_summary(summary) is summary
+
+
+def test_names_are_text_and_nothing_else(tmp_path: Path) -> None:
+    """Neither formulas for the figures nor control characters in the page."""
+    path = folder(tmp_path)
+    change(metric="$\\nothing{$\x1b[2J", selected_by="$^$")(path)
+    config = (path / "config.toml").read_text()
+    (path / "config.toml").write_text(f"# zeroblock \x1b[2J\n{config.partition(chr(10))[2]}".replace("\x1b", "\x9b"))
+    write_page(path)
+    text = (path / "summary.md").read_text()
+    assert "| $\\nothing{$\\x1b[2J | dev" in text
+    assert "zeroblock \\x9b[2J" in text
+    assert not [c for c in text if not c.isprintable() and c != "\n"]
+    assert (path / "figures" / "metric.png").is_file()

@@ -21,6 +21,8 @@ from .summary import MAX_BLOCKS, check_summary
 
 MAX_STEP = 2**32
 """Steps that a run may have."""
+MAX_HEADING = 2000
+"""Characters of the heading and of the command."""
 
 
 def write_page(folder: Path) -> None:
@@ -35,6 +37,7 @@ def write_page(folder: Path) -> None:
     try:
         name = "summary.json"
         summary = check_summary(json.loads((folder / name).read_text(encoding="utf-8")))
+        summary |= {key: shown(summary[key]) for key in ("metric", "selected_by")}
         name = "metrics.jsonl"
         splits = _evaluations(folder / name)
         name = "steps.csv"
@@ -48,9 +51,9 @@ def write_page(folder: Path) -> None:
             f"![{name}](figures/{name}.png)" for name in _draw(folder / "figures", config, summary, splits, steps)
         ]
     lines = [
-        f"# {config.task}, {config.method}, {config.model}",
+        f"# {shown(f'{config.task}, {config.method}, {config.model}', MAX_HEADING)}",
         "",
-        f"    {command}",
+        f"    {shown(command, MAX_HEADING)}",
         "",
         *_results(summary, splits),
         "",
@@ -105,7 +108,7 @@ def _draw(folder: Path, config: Config, summary: Mapping[str, Any], splits: Eval
     """Draw the figures that the run has data for, and return their names."""
     from . import figure
 
-    title = f"{Path(config.task).stem}, {config.method}, {Path(config.model).name}"
+    title = shown(f"{Path(config.task).stem}, {config.method}, {Path(config.model).name}")
     drawn = []
     if len(steps["step"]):
         figure.loss(folder / "loss.png", title, steps, splits["dev"])
