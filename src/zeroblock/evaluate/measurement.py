@@ -61,7 +61,7 @@ class Measurement:
 
 def _fits(name: str, value: Any, kinds: tuple[type, ...]) -> bool:
     """Whether a value of a file has one of the types, and is one that a run can write."""
-    if not isinstance(value, kinds) or isinstance(value, bool):
+    if type(value) not in kinds:  # exactly: True is no number
         return False
     if isinstance(value, str):
         return name != "split" or value in SPLITS
