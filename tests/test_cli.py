@@ -84,7 +84,8 @@ def test_every_subcommand_has_help(command: str) -> None:
         (["train", "--model", "smollm2", "--task", "sst2", "--lr", "1", "--track", "wand"], "did you mean 'wandb'?"),
         (["eval", "--model", "opt-125m", "--task", "sst2", "--device", "mps"], "choose auto, cpu, cuda or cuda:N"),
         (["sweep", "docs/bench_time.png"], "not UTF-8"),
-        (["schedule", "--order", "flipflop"], "did you mean 'flip-flop'?"),
+        (["schedule", "--schedule", "flipflop"], "did you mean 'flip-flop'?"),
+        (["schedule", "--schedule", "random", "--order", "random"], "leave --order out"),
         (["schedule", "--blocks", "0"], "greater than or equal to 1"),
         (["schedule", "--turns", "many"], "valid integer"),
         (["schedule", "--colour"], "--colour"),
@@ -103,10 +104,24 @@ def test_mistakes_get_one_line(arguments: list[str], message: str) -> None:
 
 
 def test_schedule() -> None:
-    result = run("schedule", "--order", "flip-flop", "--blocks", "5", "--turns", "20")
+    result = run("schedule", "--schedule", "flip-flop", "--blocks", "5", "--turns", "20")
     assert result.stdout == "0 1 2 3 4 3 2 1 0 1 2 3 4 3 2 1 0 1 2 3\n"
     shuffled = json.loads(run("schedule", "--blocks", "4", "--turns", "8", "--seed", "3", "--json").stdout)
     assert sorted(shuffled[:4]) == sorted(shuffled[4:]) == [0, 1, 2, 3]
+
+
+def test_the_schedule_has_the_names_that_train_accepts() -> None:
+    """And its flag of 0.1 still works, with one warning."""
+    shuffled, random, default = (
+        run("schedule", *option).stdout for option in (("--schedule", "shuffled"), ("--schedule", "random"), ())
+    )
+    assert shuffled == random == default
+    old = run("schedule", "--order", "descending", "--turns", "3")
+    assert old.stdout == "4 3 2\n"
+    assert old.stderr == "zeroblock: warning: --order is now called --schedule; the old name works until 0.3\n"
+    text = run("schedule", "--help").stdout
+    assert "--order" not in text
+    assert "random" in text
 
 
 def test_blocks_as_json() -> None:
@@ -148,7 +163,7 @@ def test_the_table_of_methods_is_up_to_date() -> None:
 def test_a_pipe_that_closes_is_no_error() -> None:
     script = "from zeroblock.cli import main; main()"
     # more than the 64 KiB that a pipe holds, so that the command is still writing when its reader ends
-    command = f"{sys.executable} -c '{script}' schedule --order ascending --turns 100000 | head -c 10"
+    command = f"{sys.executable} -c '{script}' schedule --schedule ascending --turns 100000 | head -c 10"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S)
     assert result.stderr == ""
     assert len(result.stdout) == 10

@@ -9,10 +9,12 @@ import errno
 import os
 import re
 import secrets
+import shutil
 from pathlib import Path
 from typing import BinaryIO
 
 _DRAFT = re.compile(r"\..+\.[0-9a-f]{16}\.part")
+_DRAFT_FOLDER = re.compile(r"\.snapshot\.[a-z0-9_]{8}\.part")  # the names of tempfile.mkdtemp
 
 
 def write(path: Path, data: str | bytes) -> None:
@@ -38,20 +40,39 @@ def write(path: Path, data: str | bytes) -> None:
 
 def append(path: Path) -> BinaryIO:
     """Open a file for appending, made if need be; a link is refused."""
+    return open(_open(path, os.O_WRONLY | os.O_APPEND), "ab")
+
+
+def open_lock(path: Path) -> int:
+    """Open a lock file for reading and writing, made if need be; a link is refused, and so is a hard link.
+
+    The holder of the lock overwrites the file, which must therefore have no other name.
+    """
+    handle = _open(path, os.O_RDWR)
+    if os.fstat(handle).st_nlink > 1:
+        os.close(handle)
+        raise _link(path)
+    return handle
+
+
+def _open(path: Path, flags: int) -> int:
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, f"{path.name} is a link, and links are not followed", str(path)) from error
+            raise _link(path) from error
         raise
-    return open(handle, "ab")
+
+
+def _link(path: Path) -> OSError:
+    return OSError(errno.ELOOP, f"{path.name} is a link, and links are not followed", str(path))
 
 
 def make_folder(path: Path) -> None:
     """Make a folder if need be; a link in its place is refused."""
-    path.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
-        raise OSError(errno.ELOOP, f"{path.name} is a link, and links are not followed", str(path))
+        raise _link(path)
+    path.mkdir(parents=True, exist_ok=True)
 
 
 def remove_drafts(folder: Path) -> None:
@@ -59,3 +80,15 @@ def remove_drafts(folder: Path) -> None:
     for path in folder.glob(".*.part"):
         if _DRAFT.fullmatch(path.name) and not path.is_dir():
             path.unlink(missing_ok=True)
+    remove_draft_folders(folder)
+
+
+def remove_draft_folders(folder: Path) -> None:
+    """Remove the drafts of snapshots, each as large as the model; the target of a link stays as it is."""
+    for path in folder.glob(".snapshot.*.part"):
+        if not _DRAFT_FOLDER.fullmatch(path.name):
+            continue
+        if path.is_symlink():
+            path.unlink(missing_ok=True)
+        elif path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)

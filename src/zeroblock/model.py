@@ -45,19 +45,19 @@ def config(name: str, *, trust_remote_code: bool = False) -> Any:
     return _read(AutoConfig.from_pretrained, name, "model", trust_remote_code=trust_remote_code)
 
 
-def skeleton(name: str) -> nn.Module:
+def skeleton(name: str, *, trust_remote_code: bool = False) -> nn.Module:
     """Build a model on the meta device: names and shapes, no weights.
 
     It is a causal language model if the architecture has one, else the bare encoder or encoder-decoder.
     """
     from transformers import AutoModel, AutoModelForCausalLM
 
-    loaded = config(name)
+    loaded = config(name, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         try:
-            model: nn.Module = AutoModelForCausalLM.from_config(loaded)
+            model: nn.Module = AutoModelForCausalLM.from_config(loaded, trust_remote_code=trust_remote_code)
         except ValueError:
-            model = AutoModel.from_config(loaded)
+            model = AutoModel.from_config(loaded, trust_remote_code=trust_remote_code)
     model.tie_weights()  # type: ignore[operator]
     return model
 

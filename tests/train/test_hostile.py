@@ -166,6 +166,27 @@ def test_a_folder_cannot_ask_for_code(coded: tuple[Path, Path], data: Path, tmp_
     assert resume(tmp_path / "run", trust_remote_code=True).steps == 10
 
 
+def test_every_command_that_asks_for_the_flag_has_it(coded: tuple[Path, Path], data: Path) -> None:
+    model, mark = coded
+    file = model / "tokenizer_config.json"
+    own = {"auto_map": {"AutoTokenizer": [None, "words.Words"]}, "tokenizer_class": "Words"}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **own}))
+    (model / "words.py").write_text(
+        "from pathlib import Path\nfrom transformers import PreTrainedTokenizerFast\n"
+        f"Path({str(mark)!r}).write_text('')\n"
+        "class Words(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    for asked in (("blocks", "--model", model), ("tasks", "show", "sst2", "--data", data, "--tokenizer", model)):
+        done = command(*asked)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "add --trust-remote-code to this command" in done.stderr
+        assert not mark.exists()
+        done = command(*asked, "--trust-remote-code")
+        assert done.returncode == 0, done.stderr
+        assert mark.exists()
+        mark.unlink()
+
+
 def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE_S)
 

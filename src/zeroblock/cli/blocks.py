@@ -7,12 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
+from .replay import Remote
+
 
 def blocks(
     model: Annotated[
         str, typer.Option(help="opt-125m, opt-1.3b, opt-13b, smollm2, a folder, a GGUF file, or a hub id.")
     ],
     partition: Annotated[str, typer.Option(help="whole, layers, layers:K (K layers per block) or linears.")] = "layers",
+    trust_remote_code: Remote = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List the blocks of a model, from input to output."""
@@ -20,7 +23,7 @@ def blocks(
     from ..model import skeleton
 
     cut = by_name(partition)
-    module = skeleton(model)
+    module = skeleton(model, trust_remote_code=trust_remote_code)
     sizes = {name: p.numel() for name, p in module.named_parameters()}
     rows: list[dict[str, Any]] = [
         {"name": b.name, "tensors": len(b.params), "numel": sum(sizes[p] for p in b.params)} for b in cut(module)

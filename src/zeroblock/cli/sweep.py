@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import shown
+
 if TYPE_CHECKING:
     from ..sweep.outcome import Outcome, Outcomes
     from ..sweep.plan import Run, Sweep
+
+MAX_REASON, MAX_LINE = 2000, 1_000_000
+"""Characters that are printed of why a run failed, and of a line of the table."""
 
 
 def sweep(
@@ -56,7 +61,8 @@ def sweep(
         typer.echo(_state(plan, outcomes))
     failed = _make(plan, folder, jobs, command, json)
     if not json:
-        typer.echo((folder / "table.md").read_text(encoding="utf-8"))
+        written = (folder / "table.md").read_text(encoding="utf-8")
+        typer.echo("\n".join(shown(line, MAX_LINE) for line in written.split("\n")))
         typer.echo(f"tables and runs are in {folder}")
     if failed:
         raise typer.Exit(1)
@@ -77,7 +83,7 @@ def _make(sweep: Sweep, folder: Path, jobs: int, command: str, json: bool) -> di
         elif event == "begin":
             typer.echo(f"begin  {run.name}")
         elif outcome is None:
-            typer.echo(f"fail   {run.name}: {error}", err=True)
+            typer.echo(f"fail   {run.name}: {shown(error, MAX_REASON)}", err=True)
         else:
             typer.echo(
                 f"end    {run.name}: dev {outcome.dev:.1%}, test {outcome.test:.1%}, {outcome.seconds:.0f} s, "

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import unknown
+from ..errors import shown, unknown
+from .replay import Remote
 
 if TYPE_CHECKING:
     from ..task import Encoded, Example, Task
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 app = typer.Typer(invoke_without_command=True)
 
 SPLITS = ("train", "dev", "test")
+MAX_CHARACTERS = 1_000_000
+"""Of a line of a prompt that is printed."""
 
 
 @app.callback()
@@ -88,6 +91,7 @@ def show(
         ),
     ] = None,
     max_length: Annotated[int, typer.Option(min=2, help="Cut longer contexts on the left.")] = 2048,
+    trust_remote_code: Remote = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")] = False,
 ) -> None:
     """Print examples as the model will read them, with their options and token counts.
@@ -99,7 +103,7 @@ def show(
 
     if split is not None and split not in SPLITS:
         raise unknown("split", split, SPLITS)
-    loaded = read_tokenizer(tokenizer) if tokenizer is not None else None
+    loaded = read_tokenizer(tokenizer, trust_remote_code=trust_remote_code) if tokenizer is not None else None
     task = get(name, loaded)
     examples, note = _examples(task, data, split, seed, limit)
     counting = loaded if loaded is not None or json else _default_tokenizer()
@@ -107,13 +111,15 @@ def show(
     encoded = [encoder.example(example) for example in examples] if encoder else [None] * len(examples)
     if json:
         for example, ids in zip(examples, encoded, strict=True):
-            typer.echo(jsonlib.dumps(_object(task, example, ids), ensure_ascii=False))
+            line = jsonlib.dumps(_object(task, example, ids), ensure_ascii=False)
+            # JSON leaves some control characters as they are, and a terminal would obey them
+            typer.echo(line if line.isprintable() else jsonlib.dumps(jsonlib.loads(line)))
         return
     from rich.console import Console
 
     console = Console(highlight=False)
     for number, (example, ids) in enumerate(zip(examples, encoded, strict=True), start=1):
-        _print(console, task, example, ids, f"{task.name} {split or 'train'} {number}")
+        _print(console, task, example, ids, f"{shown(task.name)} {split or 'train'} {number}")
     if encoder:
         room = task.max_new_tokens if task.metric.generates else 0
         cut = sum(
@@ -125,7 +131,7 @@ def show(
     else:
         console.print("give --tokenizer MODEL to count tokens", markup=False)
     if note:
-        console.print(note, markup=False)
+        console.print(shown(note, MAX_CHARACTERS), markup=False)
 
 
 @functools.cache
@@ -179,7 +185,9 @@ def _print(console: Any, task: Task, example: Example, ids: Encoded | None, titl
     console.rule(
         Text(f"{title}  ({len(ids.context)} tokens{', cut' if ids.cut else ''})" if ids else title), align="left"
     )
-    console.print(Text(example.context), soft_wrap=True)
+    # line by line, so that newlines stay; other control characters of the file are shown and not obeyed
+    context = "\n".join(shown(line, MAX_CHARACTERS) for line in example.context.split("\n"))
+    console.print(Text(context), soft_wrap=True)
     for index, option in enumerate(example.options):
         # quoted, because a leading space or a newline is part of the option
         line = Text(f"{'→' if index in example.right else ' '} {option!r}")

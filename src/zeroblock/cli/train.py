@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ZeroBlockError
+from ..errors import ZeroBlockError, shown
 from ..train.config import KINDS, Config, choices, distrust, read, renamed
 
 if TYPE_CHECKING:
@@ -151,10 +151,13 @@ def report(result: Result, json: bool) -> None:
         for line in json_lines(result):
             typer.echo(jsonlib.dumps(line))
         return
-    dev, test, metric = summary["dev"], summary["test"], summary["metric"]
-    typer.echo(f"{Path(summary['task']).stem}, {summary['method']}: {result.steps} steps, {summary['seconds']:.0f} s")
+    # the summary may come from a folder of somebody else's
+    dev, test, metric = summary["dev"], summary["test"], shown(summary["metric"])
+    name = shown(f"{Path(summary['task']).stem}, {summary['method']}")
+    typer.echo(f"{name}: {result.steps} steps, {summary['seconds']:.0f} s")
     if result.steps:
-        chosen = f"at step {summary['selected_step']}, selected by {summary['selected_by']} (n {dev['n']}){_exact(dev)}"
+        selected_by = shown(summary["selected_by"])
+        chosen = f"at step {summary['selected_step']}, selected by {selected_by} (n {dev['n']}){_exact(dev)}"
         typer.echo(f"  dev  {metric} {dev['value']:.1%} {chosen}")
         typer.echo(f"  test {metric} {test['selected']:.1%} at that step (n {test['n']}){_exact(test)}")
         typer.echo(
@@ -169,7 +172,7 @@ def report(result: Result, json: bool) -> None:
 
 def _exact(numbers: dict[str, Any]) -> str:
     """Exact match, beside the metric of a generated answer."""
-    return f", exact match {numbers['exact_match']:.1%}" if "exact_match" in numbers else ""
+    return f", exact match {numbers['exact_match']:.1%}" if numbers.get("exact_match") is not None else ""
 
 
 def json_lines(result: Result) -> list[dict[str, Any]]:

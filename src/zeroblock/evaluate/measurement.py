@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..errors import shown
 from .evaluator import Evaluation
+
+SPLITS = ("dev", "test")
+"""The splits that a run is evaluated on."""
+MAX_FLOAT = 3.5e38
+"""No loss, metric or time of a run is larger: they come from float32."""
+MAX_SHOWN = 60
+"""Characters of a bad value that a message shows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +52,28 @@ class Measurement:
         values["loss"] = math.nan if values["loss"] is None else values["loss"]
         for name, kinds in _TYPES.items():
             optional = name == "exact_match" and values[name] is None
-            if not optional and (not isinstance(values[name], kinds) or isinstance(values[name], bool)):
-                raise ValueError(f"{name} is {values[name]!r}")
+            missing = name == "loss" and line.get("loss") is None
+            if not optional and not missing and not _fits(name, values[name], kinds):
+                raise ValueError(f"{name} is {shown(repr(values[name]), MAX_SHOWN)}")
         step, split, elapsed = (values.pop(name) for name in ("step", "split", "elapsed"))
         return cls(step, split, Evaluation(**values), elapsed)
+
+
+def _fits(name: str, value: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether a value of a file has one of the types, and is one that a run can write."""
+    if type(value) not in kinds:  # exactly: True is no number
+        return False
+    if isinstance(value, str):
+        return name != "split" or value in SPLITS
+    return is_bounded(value) and (name not in ("step", "n") or value >= 0)
+
+
+def is_bounded(number: float) -> bool:
+    """Whether a number of a file is finite, and of a size that a run can write: float32 for floats, int64 for integers.
+
+    Comparisons of Python are exact, so an integer too large for a float is no error here.
+    """
+    return -(2**63) < number < 2**63 if isinstance(number, int) else abs(number) < MAX_FLOAT
 
 
 _NUMBER = (int, float)

@@ -28,6 +28,7 @@ SPLITS = {"dev": (BLUE, "o", "-"), "test": (ORANGE, "s", "--")}
 
 STYLE: dict[str, Any] = {
     "savefig.dpi": 200,
+    "text.parse_math": False,  # a dollar sign in the name of a metric is no formula
     "font.size": 9,
     "axes.titlesize": 9,
     "legend.fontsize": 8,

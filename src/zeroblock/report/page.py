@@ -14,12 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import atomic
-from ..errors import ZeroBlockError
-from ..evaluate.measurement import read_measurements
+from ..errors import ZeroBlockError, shown
+from ..evaluate.measurement import MAX_FLOAT, MAX_SHOWN, SPLITS, read_measurements
 from ..train.config import Config, recorded
-from .summary import check_summary
+from .summary import MAX_BLOCKS, check_summary
 
-SPLITS = ("dev", "test")
+MAX_STEP = 2**32
+"""Steps that a run may have."""
+MAX_HEADING = 2000
+"""Characters of the heading and of the command."""
 
 
 def write_page(folder: Path) -> None:
@@ -34,10 +37,11 @@ def write_page(folder: Path) -> None:
     try:
         name = "summary.json"
         summary = check_summary(json.loads((folder / name).read_text(encoding="utf-8")))
+        summary |= {key: shown(summary[key]) for key in ("metric", "selected_by")}
         name = "metrics.jsonl"
         splits = _evaluations(folder / name)
         name = "steps.csv"
-        steps = _steps(folder / name)
+        steps = _steps(folder / name, int(summary.get("blocks") or MAX_BLOCKS))
     except (ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
         raise ZeroBlockError(f"{folder / name} is damaged ({error}): the report of the run needs it whole") from error
     if importlib.util.find_spec("matplotlib") is None:
@@ -47,9 +51,9 @@ def write_page(folder: Path) -> None:
             f"![{name}](figures/{name}.png)" for name in _draw(folder / "figures", config, summary, splits, steps)
         ]
     lines = [
-        f"# {config.task}, {config.method}, {config.model}",
+        f"# {shown(f'{config.task}, {config.method}, {config.model}', MAX_HEADING)}",
         "",
-        f"    {command}",
+        f"    {shown(command, MAX_HEADING)}",
         "",
         *_results(summary, splits),
         "",
@@ -67,32 +71,44 @@ def _evaluations(path: Path) -> Evaluations:
     """The evaluations of each split in the order of their steps; of two at one step, the later."""
     by_step: dict[str, dict[int, dict[str, Any]]] = {split: {} for split in SPLITS}
     for _, measurement in read_measurements(path):
-        if measurement.split in by_step:
-            by_step[measurement.split][measurement.step] = {
-                "step": measurement.step,
-                **dataclasses.asdict(measurement.evaluation),
-            }
+        by_step[measurement.split][measurement.step] = {
+            "step": measurement.step,
+            **dataclasses.asdict(measurement.evaluation),
+        }
     return {split: [points[step] for step in sorted(points)] for split, points in by_step.items()}
 
 
-def _steps(path: Path) -> Steps:
-    """The columns ``step``, ``block`` and ``loss``, (n,) each."""
+def _steps(path: Path, blocks: int) -> Steps:
+    """The columns ``step``, ``block`` and ``loss``, (n,) each.
+
+    Args:
+        path: the file; one that is missing has no rows.
+        blocks: the number of blocks.
+    """
     rows: list[dict[str, str]] = []
     if path.is_file():
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
+    loss = np.array([float(row["loss"] or "nan") for row in rows])
     return {
-        "step": np.array([int(row["step"]) for row in rows]),
-        "block": np.array([int(row.get("block") or 0) for row in rows]),
-        "loss": np.array([float(row["loss"] or "nan") for row in rows]),
+        "step": np.array([_index("step", row["step"], MAX_STEP) for row in rows]),
+        "block": np.array([_index("block", row.get("block") or 0, blocks) for row in rows]),
+        "loss": np.where(np.abs(loss) < MAX_FLOAT, loss, np.nan),
     }
+
+
+def _index(name: str, text: str | int, count: int) -> int:
+    number = int(text)
+    if not 0 <= number < count:
+        raise ValueError(f"{name} is {shown(number, MAX_SHOWN)}, of {count}")
+    return number
 
 
 def _draw(folder: Path, config: Config, summary: Mapping[str, Any], splits: Evaluations, steps: Steps) -> list[str]:
     """Draw the figures that the run has data for, and return their names."""
     from . import figure
 
-    title = f"{Path(config.task).stem}, {config.method}, {Path(config.model).name}"
+    title = shown(f"{Path(config.task).stem}, {config.method}, {Path(config.model).name}")
     drawn = []
     if len(steps["step"]):
         figure.loss(folder / "loss.png", title, steps, splits["dev"])

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import shown
 from ..evaluate.evaluator import Evaluation
-from ..evaluate.measurement import Measurement
+from ..evaluate.measurement import MAX_SHOWN, SPLITS, Measurement, is_bounded
 from ..train.config import Config
 
 _NUMBER = (int, float)
@@ -27,6 +28,8 @@ SHAPE: dict[str, Any] = {
     "test": {"selected": _NUMBER, "best": _NUMBER, "best_step": int, "n": int, "exact_match": _OPTIONAL},
 }
 """The entries of ``summary.json`` that others rely on, with their types."""
+MAX_BLOCKS = 100_000
+"""The linear layers of the largest mixtures of experts are half as many; a figure of more would fill the memory."""
 
 
 def summarize(config: Config, measurements: Sequence[Measurement]) -> dict[str, Any]:
@@ -41,6 +44,8 @@ def summarize(config: Config, measurements: Sequence[Measurement]) -> dict[str, 
     points: dict[int, dict[str, Evaluation]] = {}
     for one in measurements:
         points.setdefault(one.step, {})[one.split] = one.evaluation
+    # a file may hold half an evaluation at a step where the run makes none
+    points = {step: splits for step, splits in points.items() if splits.keys() >= set(SPLITS)}
     after = {step: splits for step, splits in points.items() if step > 0 or not config.trains}
     by_loss = config.objective == "loss"
     chosen = select({step: splits["dev"] for step, splits in after.items()}, by_loss)
@@ -90,14 +95,17 @@ def select(evaluations: dict[int, Evaluation], by_loss: bool) -> int:
 def check_summary(summary: Any) -> dict[str, Any]:
     """Return the content of a ``summary.json`` if it is one; a ValueError says what is wrong with it."""
     _check("it", summary, SHAPE)
+    if not 0 <= (summary.get("blocks") or 0) <= MAX_BLOCKS:
+        raise ValueError(f"blocks is {summary['blocks']}")
     result: dict[str, Any] = summary
     return result
 
 
 def _check(name: str, value: Any, shape: Any) -> None:
     if not isinstance(shape, dict):
-        if not isinstance(value, shape) or isinstance(value, bool):
-            raise ValueError(f"{name} is {value!r}")
+        number = isinstance(value, (int, float))
+        if not isinstance(value, shape) or isinstance(value, bool) or (number and not is_bounded(value)):
+            raise ValueError(f"{name} is {shown(repr(value), MAX_SHOWN)}")
         return
     if not isinstance(value, dict):
         raise ValueError(f"{name} is {type(value).__name__}, not an object")

@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from .. import atomic
 from ..errors import ZeroBlockError, unknown
 
 PROJECT = "zeroblock"
 """The project that wandb and trackio file runs under."""
+LOCAL = ("tensorboard", "none")
+"""Trackers that write to the run folder only. The others may upload, so a file alone cannot choose them on resume."""
 
 
 class Tracker(Protocol):
@@ -41,6 +44,7 @@ class TensorBoard:
         _require("tensorboard")  # the error of torch does not say what to install
         from torch.utils.tensorboard import SummaryWriter
 
+        atomic.make_folder(folder / "tensorboard")
         self.writer = SummaryWriter(str(folder / "tensorboard"))
         rows = "\n".join(f"| {name} | {value} |" for name, value in config.items())
         self.writer.add_text("config", f"| field | value |\n|---|---|\n{rows}")
@@ -54,10 +58,11 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, named after the folder; resuming the folder continues it."""
+    """A run of Weights & Biases, named after the folder; ``zeroblock resume DIR --track wandb`` continues it."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         wandb = _require("wandb")
+        atomic.make_folder(folder / "wandb")  # where it keeps its files
         # one id per folder, so that resuming appends to the same curves
         name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
         self.run = wandb.init(

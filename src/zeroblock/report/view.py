@@ -7,11 +7,16 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from ..errors import shown
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..evaluate.measurement import Measurement
     from ..journal import Record
+
+MAX_NOTE = 4000
+"""Characters of a note that are printed."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ class Lines(Quiet):
         self._next = 0.0
 
     def note(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(shown(text, MAX_NOTE), markup=False, highlight=False, soft_wrap=True)
 
     def step(self, progress: Progress) -> None:
         if progress.rate and self._due():

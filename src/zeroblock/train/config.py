@@ -115,7 +115,9 @@ class Config:
     max_minutes: float | None = _option(None, "Stop after this many minutes; zeroblock resume continues.")
     snapshot_every: int = _option(0, "Steps between snapshots of the weights, which make resuming faster; 0: none.", 0)
     fsync: float = _option(1.0, "Seconds between forced writes of the journal to disk; 0: after every step.", 0.0)
-    track: str | None = _option(None, "Also report to tensorboard, wandb or trackio; none stops that on resume.")
+    track: str | None = _option(
+        None, "Also report to tensorboard, wandb or trackio (name these two again on resume); none stops that."
+    )
     order: InitVar[str | None] = None
 
     def __post_init__(self, order: str | None) -> None:
@@ -338,7 +340,10 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
             raise unknown(name, str(value), typing.get_args(kind))
         return value
     if kind is float and type(value) is int:
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
     if type(value) is not kind:  # exactly: True is not a number of steps
         raise ZeroBlockError(f"{name} is {value!r}, expected {kind.__name__}{' or nothing' if optional else ''}")
     if kind is float and not math.isfinite(value):

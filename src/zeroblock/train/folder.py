@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import fcntl
 import io
 import json
@@ -107,7 +108,7 @@ class Folder:
         if self._lock is not None:
             return
         with self.writing():
-            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            handle = atomic.open_lock(self.path / ".lock")
         try:
             with self.writing():
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,8 +153,9 @@ class Folder:
             raise
         except OSError as error:
             advice = f"then zeroblock resume {self.path}" if self.journal.exists() else "or give another --out"
+            cure = "remove the link" if error.errno == errno.ELOOP else "check the disk"
             raise ZeroBlockError(
-                f"cannot write to {self.path} ({error.strerror or error}): check the disk, {advice}"
+                f"cannot write to {self.path} ({error.strerror or error}): {cure}, {advice}"
             ) from error
 
     def reopen(self, records: Iterable[Record], steps: int) -> str:

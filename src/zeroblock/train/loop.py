@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import Any
 
-from ..errors import ZeroBlockError
+from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..evaluate.evaluator import Evaluation
 from ..journal import Header, Journal
+from ..report.track import LOCAL
 from ..report.track import check as check_tracker
 from ..report.view import Quiet, View
 from .compose import fold_advice
@@ -53,6 +55,14 @@ def resume(
         config = folder.config(trust_remote_code=trust_remote_code).replace(**changes)
         if folder.summary() is not None and folder.reported:
             raise ZeroBlockError(f"the run in {folder.path} has finished: see {folder.path / 'summary.md'}")
+        if "track" not in changes and config.track not in (None, *LOCAL):
+            warnings.warn(
+                f"{folder.path / 'config.toml'}: track = {config.track!r} is ignored on resume, because it may upload "
+                f"the run; to use it, add --track {config.track} to this command",
+                ZeroBlockWarning,
+                stacklevel=2,
+            )
+            config = config.replace(track=None)
         folder.lock()
         if config.method == BACKPROPAGATION and folder.summary() is None:
             raise ZeroBlockError(
@@ -139,6 +149,11 @@ def _continue(config: Config, folder: Folder, view: View, force: bool = False) -
     with Journal.open(folder.journal, fsync=config.fsync) as journal:
         if journal.note:
             view.note(journal.note)
+        if len(journal.records) > config.steps:
+            raise ZeroBlockError(
+                f"{folder.journal} holds {len(journal.records)} steps, but config.toml asks for {config.steps}: bring "
+                "back the config.toml and the journal that belong together"
+            )
         if config.fold is None:
             config = _with_fold(config, journal.header, folder)
         workload = prepare(config, tell=view.note)

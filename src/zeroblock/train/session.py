@@ -129,7 +129,8 @@ class Session:
             self.view.note(note)
         with contextlib.ExitStack() as stack:
             stack.callback(self.view.close)
-            self.tracker = tracker(self.config.track, self.folder.path, dataclasses.asdict(self.config))
+            with self.folder.writing():
+                self.tracker = tracker(self.config.track, self.folder.path, dataclasses.asdict(self.config))
             stack.callback(self.tracker.close)
             stop = stack.enter_context(Stop(self.config.max_minutes))
             stack.enter_context(out_of_memory(f"zeroblock resume {self.folder.path}" if self.journal else ""))

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .. import atomic
 from ..errors import ZeroBlockError
 from ..journal import Record
 from ..optimizer import ZeroOrder
@@ -38,9 +39,8 @@ def save(folder: Path, optimizer: ZeroOrder) -> None:
     from safetensors.torch import save_file
 
     old = folder.with_name(f"{folder.name}.old")
-    for stray in folder.parent.glob(f".{folder.name}.*.part"):  # of a process that was killed
-        shutil.rmtree(stray, ignore_errors=True)
-    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
+    atomic.remove_draft_folders(folder.parent)  # of this process, if a signal came while it wrote one
+    new = Path(tempfile.mkdtemp(prefix=".snapshot.", suffix=".part", dir=folder.parent))
     try:
         save_file({name: param.detach().contiguous() for name, param in optimizer.params.items()}, new / WEIGHTS)
         state = {"optimizer": optimizer.state_dict(), "last": _identity(optimizer.record), "crc": _crc(new / WEIGHTS)}
