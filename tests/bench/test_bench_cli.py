@@ -13,7 +13,8 @@ import pytest
 from bench_model import build, pool
 from typer.testing import CliRunner
 
-from zeroblock.bench import batch, measurement
+from zeroblock.bench import batch
+from zeroblock.bench import row as rows_of
 from zeroblock.bench.row import BenchRow
 from zeroblock.cli.bench import app
 from zeroblock.errors import ZeroBlockError
@@ -130,7 +131,7 @@ def test_encode_writes_token_ids(tmp_path: Path) -> None:
 
 def test_memory_of_opt_125m_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "bench.csv"
-    measurement.append(path, [row(model="opt-125m", peak_bytes=777_000_000), row(peak_bytes=1)])
+    rows_of.append(path, [row(model="opt-125m", peak_bytes=777_000_000), row(peak_bytes=1)])
     found = json.loads(call("memory", "--model", "opt-125m", "--length", 10, "--measured", path, "--json"))
     weights, table = 125_239_296, 50_272 * 768
     matrices = 2 * 768 + 12 * (5 * 768 + 3072)  # columns of the tables, q, k, v, out, fc1, and of fc2
@@ -162,18 +163,18 @@ def test_peaks_of_many_tasks_can_be_read_in_a_narrow_terminal(tmp_path: Path, mo
         for task in ("sst2", "boolq", "multirc", "squad")
         for method, engine in variants
     ]
-    measurement.append(path, found)
+    rows_of.append(path, found)
     text = call("memory", "--model", "opt-125m", "--measured", path)
     assert "…" not in text
     assert [f"27.{n}" in text for n in range(11, 23)] == [True] * 12
-    measurement.append(path, [row(model="opt-125m", device="cpu", batch_size=4, peak_bytes=1_230_000_000)])
+    rows_of.append(path, [row(model="opt-125m", device="cpu", batch_size=4, peak_bytes=1_230_000_000)])
     text = call("memory", "--model", "opt-125m", "--measured", path)
     assert "…" not in text
     assert "1.23" in text
 
 
 def test_plot_names_the_devices_that_were_measured(tmp_path: Path) -> None:
-    measurement.append(tmp_path / "bench.csv", [row()])
+    rows_of.append(tmp_path / "bench.csv", [row()])
     with pytest.raises(ZeroBlockError, match=r"unknown device 'gpu'.*cuda"):
         call("plot", "--csv", tmp_path / "bench.csv", "--out", tmp_path, "--device", "gpu")
 
@@ -181,7 +182,7 @@ def test_plot_names_the_devices_that_were_measured(tmp_path: Path) -> None:
 def test_plot_draws_both_figures(tmp_path: Path) -> None:
     path, out = tmp_path / "bench.csv", tmp_path / "docs"
     fork = {"method": "mezo_bcd", "engine": "forked", "mean_ms": 22.3, "ratio_to_reference": 20.7}
-    measurement.append(path, [row(), row(**fork), row(task="boolq"), row(method="zo_sign", engine="sequential")])
+    rows_of.append(path, [row(), row(**fork), row(task="boolq"), row(method="zo_sign", engine="sequential")])
     call("plot", "--csv", path, "--out", out)
     assert sorted(p.name for p in out.iterdir()) == [
         f"bench_{what}.{kind}" for what in ("memory", "time") for kind in ("pdf", "png")
@@ -191,7 +192,7 @@ def test_plot_draws_both_figures(tmp_path: Path) -> None:
 
 def test_plot_without_peaks_draws_time_alone(tmp_path: Path) -> None:
     path, out = tmp_path / "bench.csv", tmp_path / "docs"
-    measurement.append(path, [row(peak_bytes=None, ratio_to_reference=None)])
+    rows_of.append(path, [row(peak_bytes=None, ratio_to_reference=None)])
     call("plot", "--csv", path, "--out", out)
     assert sorted(p.name for p in out.iterdir()) == ["bench_time.pdf", "bench_time.png"]
     (tmp_path / "empty.csv").touch()

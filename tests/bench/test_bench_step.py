@@ -13,7 +13,8 @@ import transformers
 from bench_model import RAGGED, SINGLE, build, pool
 
 import zeroblock as zb
-from zeroblock.bench import batch, measurement, variant
+from zeroblock.bench import batch, variant
+from zeroblock.bench import row as rows_of
 from zeroblock.bench.batch import Load
 from zeroblock.bench.ceiling import Ceiling
 from zeroblock.bench.row import BenchRow
@@ -191,19 +192,19 @@ def test_bytes_that_must_be_moved() -> None:
 
 def test_rows_survive_the_csv(tmp_path: Path, rows: list[BenchRow]) -> None:
     path = tmp_path / "results" / "bench.csv"
-    measurement.append(path, rows[:1])
-    measurement.append(path, rows[1:])
-    assert measurement.read(path) == rows
+    rows_of.append(path, rows[:1])
+    rows_of.append(path, rows[1:])
+    assert rows_of.read(path) == rows
     bare = dataclasses.replace(rows[0], peak_bytes=None, ratio_to_reference=None, gemm_floor_ms=None)
-    measurement.append(path, [bare])
-    assert measurement.read(path)[-1] == bare
-    assert measurement.latest(measurement.read(path)) == [*rows[1:], bare]
+    rows_of.append(path, [bare])
+    assert rows_of.read(path)[-1] == bare
+    assert rows_of.latest(rows_of.read(path)) == [*rows[1:], bare]
     elsewhere = dataclasses.replace(bare, machine="another")
-    assert measurement.latest([*rows, bare, elsewhere]) == [*rows[1:], bare, elsewhere]
+    assert rows_of.latest([*rows, bare, elsewhere]) == [*rows[1:], bare, elsewhere]
     for odd in ({"engine": "fork"}, {"mean_ms": math.nan}):
-        measurement.append(tmp_path / "odd.csv", [dataclasses.replace(bare, **odd)])
+        rows_of.append(tmp_path / "odd.csv", [dataclasses.replace(bare, **odd)])
         with pytest.raises(ZeroBlockError, match="row 1 is not one of bench step's"):
-            measurement.read(tmp_path / "odd.csv")
+            rows_of.read(tmp_path / "odd.csv")
         (tmp_path / "odd.csv").unlink()
 
 
@@ -211,7 +212,7 @@ def test_a_csv_of_something_else_is_left_alone(tmp_path: Path, rows: list[BenchR
     path = tmp_path / "noise.csv"
     path.write_text("operation,ms\ncopy,1\n")
     with pytest.raises(ZeroBlockError, match="other columns"):
-        measurement.append(path, rows)
+        rows_of.append(path, rows)
     assert path.read_text() == "operation,ms\ncopy,1\n"
 
 

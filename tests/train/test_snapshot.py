@@ -43,7 +43,7 @@ def test_a_snapshot_shortens_the_replay(
     told.clear()
     resume(tmp_path / "torn", Told())
     assert "replaying 2 of 2 steps" in told
-    assert any("cut" in text for text in told)
+    assert any("left out" in text for text in told)
     assert kept(whole.folder) == kept(tmp_path / "torn")
 
 
