@@ -139,7 +139,7 @@ def test_journal_and_replay(kind: str, cls: type, dtype: torch.dtype, tmp_path: 
 
 @every_part
 @every_dtype
-@pytest.mark.parametrize("stop", [7])
+@pytest.mark.parametrize("stop", [5, 12])
 def test_resume(kind: str, cls: type, dtype: torch.dtype, stop: int) -> None:
     """Some steps replayed, the rest measured: as if nothing had interrupted the run."""
     weights, records = reference(kind, cls, dtype)
@@ -152,7 +152,7 @@ def test_resume(kind: str, cls: type, dtype: torch.dtype, stop: int) -> None:
 
 @every_part
 @every_dtype
-@pytest.mark.parametrize("stop", [7])
+@pytest.mark.parametrize("stop", [5, 12])
 def test_state_dict(kind: str, cls: type, dtype: torch.dtype, stop: int) -> None:
     weights, records = reference(kind, cls, dtype)
     model = Tiny(dtype=dtype)

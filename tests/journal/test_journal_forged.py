@@ -90,7 +90,9 @@ def test_a_base_that_is_not_finite_is_not_the_journals_doing(tmp_path: Path) -> 
         return model
 
     path = forge(tmp_path / "journal.zbj", Header.of(zb.mezo(base(), 1e-2)), [GOOD])
-    zb.load(base(), path)
+    model = base()
+    zb.load(model, path)
+    assert not torch.equal(model.embed.weight, base().embed.weight)
 
 
 @pytest.fixture(scope="module")
@@ -270,13 +272,17 @@ def test_a_finished_run_that_lost_its_last_record_says_so(
 def test_a_summary_that_is_none_is_no_reason_to_fail(text: str, tmp_path: Path) -> None:
     write(tmp_path / "journal.zbj")
     (tmp_path / "summary.json").write_text(text)
-    zb.load(Tiny(), tmp_path)
+    model = Tiny()
+    zb.load(model, tmp_path)
+    assert not torch.equal(model.embed.weight, Tiny().embed.weight)
 
 
 def test_the_summary_of_a_run_is_not_that_of_an_export_beside_it(tmp_path: Path) -> None:
     write(tmp_path / "journal.zbj")
     (tmp_path / "summary.json").write_text('{"steps": 12}')
-    zb.load(Tiny(), export(tmp_path, tmp_path / "half.zbj", step=6))
+    model = Tiny()
+    zb.load(model, export(tmp_path, tmp_path / "half.zbj", step=6))
+    assert not torch.equal(model.embed.weight, Tiny().embed.weight)
 
 
 # Paths
