@@ -26,7 +26,6 @@ with contextlib.suppress(ImportError):  # a machine lent for its GPU may not hav
     hypothesis.settings.load_profile("steady")
 
 
-
 def _prepare_once_per_launch() -> None:
     """Halve the time of Triton's interpreter, which prepares its language anew for every function a kernel calls."""
     from triton.runtime import interpreter
