@@ -78,7 +78,7 @@ def words_of(place: Path, method: str, dtype: str, *more: object) -> list[object
     return [
         "train", "--model", place / "model", "--task", "sst2", "--data", place / "data", "--device", "cpu",
         "--method", method, "--dtype", dtype, "--lr", RATES.get(method, 1e-2), "--lr-schedule", "linear",
-        "--steps", STEPS, "--batch-size", 2, "--eval-limit", 2, "--eval-every", STEPS, "--no-eval-start", *more,
+        "--steps", STEPS, "--batch-size", 16, "--eval-limit", 2, "--eval-every", STEPS, "--no-eval-start", *more,
     ]  # fmt: skip
 
 
