@@ -132,7 +132,7 @@ def test_show_markup_is_text(tmp_path):
 def test_show_own(tmp_path):
     (tmp_path / "own.jsonl").write_text('{"prompt": "a", "completion": " b"}\n')
     (line,) = run("show", tmp_path / "own.jsonl", "--json").splitlines()
-    assert json.loads(line) == {"context": "a", "options": [" b\n"], "answers": ["b"]}
+    assert json.loads(line) == {"context": "a", "options": [" b"], "answers": ["b"], "end": "<eos>"}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZeroBlockError
-from ..train.config import EXECUTION, Config, only_options
+from ..train.config import EXECUTION, Config, only_options, own_rows
 from .grid import AVERAGED, CellPlan, Grid, names, show
 
 NAMES_OF_0_1 = {"schedule": "order", "lr_schedule": "schedule"}
@@ -180,11 +180,13 @@ class _Namer:
             NAMES_OF_0_1.get(field.name, field.name): getattr(config, field.name)
             for field in dataclasses.fields(config)
             if getattr(config, field.name) != field.default
-            and field.name != "loss_over"
+            and field.name not in ("loss_over", "ending")
             and (field.name not in EXECUTION or field.name in self.varied)
         }
         if config.loss_over != "examples" and not only_options(config.task):
             values["loss_over"] = "tokens"  # 0.1 averaged over examples, and did not say so
+        if config.ending != "newline" and own_rows(config.task):
+            values["ending"] = "eos"  # until 0.2 a newline was added
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections import Counter
@@ -58,6 +59,19 @@ def exact_match(prediction: str, example: Example) -> float:
     return float(any(normalize(prediction) == normalize(gold) for gold in example.answers))
 
 
+def likelihood(loss: float, example: Example | None = None) -> float:
+    """Compute the probability per token, exp(-loss): the geometric mean over the tokens that carry loss.
+
+    It ranks models as the held-out loss does, and like other metrics it is between 0 and 1; its
+    inverse is the perplexity.
+
+    Args:
+        loss: the mean negative log-probability per token.
+        example: not needed.
+    """
+    return 0.0 if math.isnan(loss) else min(1.0, math.exp(-loss))
+
+
 def _overlap(predicted: list[str], gold: list[str]) -> float:
     if not predicted or not gold:
         return float(predicted == gold)
@@ -73,14 +87,17 @@ class Metric:
         name: as it is printed.
         score: takes a prediction and its example, and gives a number from 0 to 1.
         generates: whether the prediction is a generated text rather than an option's index.
+        of_loss: whether it is a function of the loss, which is then what it scores.
     """
 
     name: str
     score: Callable[..., float]
     generates: bool = False
+    of_loss: bool = False
 
 
 ACCURACY = Metric("accuracy", accuracy)
 F1 = Metric("f1", f1, generates=True)
 EXACT_MATCH = Metric("exact_match", exact_match, generates=True)
-METRICS: dict[str, Metric] = {metric.name: metric for metric in (ACCURACY, F1, EXACT_MATCH)}
+LIKELIHOOD = Metric("likelihood", likelihood, of_loss=True)
+METRICS: dict[str, Metric] = {metric.name: metric for metric in (ACCURACY, F1, EXACT_MATCH, LIKELIHOOD)}
