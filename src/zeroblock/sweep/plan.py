@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZeroBlockError
-from ..train.config import EXECUTION, Config, only_options, own_rows
+from ..task import is_rows
+from ..train.config import EXECUTION, Config, only_options
 from .grid import AVERAGED, CellPlan, Grid, names, show
 
 NAMES_OF_0_1 = {"schedule": "order", "lr_schedule": "schedule"}
@@ -185,7 +186,7 @@ class _Namer:
         }
         if config.loss_over != "examples" and not only_options(config.task):
             values["loss_over"] = "tokens"  # 0.1 averaged over examples, and did not say so
-        if config.ending != "newline" and own_rows(config.task):
+        if config.ending != "newline" and is_rows(config.task):
             values["ending"] = "eos"  # until 0.2 a newline was added
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 

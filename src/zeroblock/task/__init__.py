@@ -50,6 +50,7 @@ __all__ = [
     "exact_match",
     "f1",
     "get",
+    "is_rows",
     "likelihood",
     "open_task",
 ]
@@ -74,6 +75,17 @@ def get(name: Any, tokenizer: Any = None, **choices: Any) -> Task:
     if is_path(name) or is_hub(name):
         return open_task(name, tokenizer, **choices)
     raise unknown("task", name, TASKS)
+
+
+def is_rows(name: Any) -> bool:
+    """Whether a name means own data whose layout is recognized, which ``turns``, ``ending`` and ``metric`` are for.
+
+    >>> is_rows("mine.csv"), is_rows("hf:user/name"), is_rows("mine.toml"), is_rows("sst2")
+    (True, True, False, False)
+    """
+    if not isinstance(name, str) or name in TASKS or name.endswith(".toml"):
+        return False
+    return is_hub(name) or is_path(name)
 
 
 def __getattr__(name: str) -> Any:

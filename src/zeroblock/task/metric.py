@@ -101,3 +101,19 @@ F1 = Metric("f1", f1, generates=True)
 EXACT_MATCH = Metric("exact_match", exact_match, generates=True)
 LIKELIHOOD = Metric("likelihood", likelihood, of_loss=True)
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (ACCURACY, F1, EXACT_MATCH, LIKELIHOOD)}
+
+
+def worded(name: str, value: float, unit: str = "%") -> str:
+    """Write the value of a metric for people: in percent, or for a likelihood the loss that it stands for.
+
+    Args:
+        name: of the metric.
+        value: from 0 to 1.
+        unit: how percent is written.
+
+    >>> worded("f1", 0.5), worded("f1", 0.5, " %"), worded("likelihood", 0.5)
+    ('f1 50.0%', 'f1 50.0 %', 'loss 0.6931')
+    """
+    if name != LIKELIHOOD.name:
+        return f"{name} {100 * value:.1f}{unit}"
+    return f"loss {-math.log(value):.4f}" if value > 0 else "loss not finite"

@@ -56,11 +56,6 @@ def is_hub(name: str) -> bool:
     return name.startswith(SCHEME)
 
 
-def is_rows(name: str) -> bool:
-    """Whether a task's name means rows of the user's whose layout is recognized, so not those of a TOML file."""
-    return is_hub(name) or (is_path(name) and not name.endswith(".toml"))
-
-
 def located(name: str) -> str:
     """The name of a user's data that means the same in every folder: paths become absolute."""
     if not is_hub(name):

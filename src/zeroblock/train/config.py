@@ -246,12 +246,14 @@ def recorded(path: str | Path, *, trust_remote_code: bool = False) -> Config:
         path: its ``config.toml``.
         trust_remote_code: see :meth:`Config.load`.
     """
+    from ..task import is_rows
+
     values = renamed(distrust(read(path), path, trust_remote_code), warn=False)
     if values.get("rounding") == "stochastic":  # 0.1 wrote its default, and as_published overruled it
         del values["rounding"]
     if not only_options(values.get("task")):
         values.setdefault("loss_over", "examples")  # 0.1 knew no other way
-    if own_rows(values.get("task")) and "ending" not in values:  # nor other ways to read the user's own data
+    if is_rows(values.get("task")) and "ending" not in values:  # nor other ways to read the user's own data
         values |= {"turns": "last", "ending": "newline", "metric": "f1"}
     return _named(path, values)
 
@@ -286,14 +288,6 @@ def only_options(task: Any) -> bool:
     from ..task import TASKS
 
     return isinstance(task, str) and task in TASKS and TASKS[task].over == "options"
-
-
-def own_rows(task: Any) -> bool:
-    """Whether a task is the user's own rows, of which ``turns``, ``ending`` and ``metric`` say how they are read."""
-    from ..task import TASKS
-    from ..task.own import is_rows
-
-    return isinstance(task, str) and task not in TASKS and is_rows(task)
 
 
 def is_lr_schedule(value: Any) -> bool:

@@ -22,7 +22,7 @@ from ..step import Closure
 from ..task.own import is_hub, is_path, located
 from . import cache
 from .batch import digest, fingerprint
-from .config import BACKPROPAGATION, Config, only_options, own_rows
+from .config import BACKPROPAGATION, Config, only_options
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def resolve(config: Config) -> Config:
         eval_every=config.every,
         loss_over=config.loss_over or (None if only_options(config.task) else "tokens"),
         model=_absolute(config.model) if _is_local(config.model) else config.model,
-        turns=config.turns or ("all" if own_rows(config.task) else None),
-        ending=config.ending or ("eos" if own_rows(config.task) else None),
+        turns=config.turns or ("all" if tasks.is_rows(config.task) else None),
+        ending=config.ending or ("eos" if tasks.is_rows(config.task) else None),
         task=located(config.task) if _is_own(config.task) else config.task,
         data=_absolute(config.data) if config.data is not None else None,
     )
@@ -145,7 +145,7 @@ def prepare(
     notes = [rows.note] if rows.note else []
     if config.loss_over is not None and only_options(config.task):
         notes.append(f"loss_over has no effect: {task.name} trains on a cross-entropy over its options")
-    if choices and not own_rows(config.task):
+    if choices and not tasks.is_rows(config.task):
         notes.append(f"{', '.join(choices)} have no effect: they are for own data in one of the known layouts")
     if task.metric.of_loss:
         notes.append(
