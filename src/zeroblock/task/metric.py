@@ -103,6 +103,11 @@ LIKELIHOOD = Metric("likelihood", likelihood, of_loss=True)
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (ACCURACY, F1, EXACT_MATCH, LIKELIHOOD)}
 
 
+def is_loss(name: str) -> bool:
+    """Whether the metric of this name is the loss in other words, so that the loss is what people want to see."""
+    return name in METRICS and METRICS[name].of_loss
+
+
 def worded(name: str, value: float, unit: str = "%") -> str:
     """Write the value of a metric for people: in percent, or for a likelihood the loss that it stands for.
 
@@ -114,6 +119,6 @@ def worded(name: str, value: float, unit: str = "%") -> str:
     >>> worded("f1", 0.5), worded("f1", 0.5, " %"), worded("likelihood", 0.5)
     ('f1 50.0%', 'f1 50.0 %', 'loss 0.6931')
     """
-    if name != LIKELIHOOD.name:
+    if not is_loss(name):
         return f"{name} {100 * value:.1f}{unit}"
     return f"loss {-math.log(value):.4f}" if value > 0 else "loss not finite"
