@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.evaluate.demonstration import Demonstrations
 from zeroblock.evaluate.evaluator import Evaluator
 from zeroblock.task import Encoder, Example, get, open_task
+from zeroblock.task.layout import LAYOUTS
 from zeroblock.task.own import located
 
 TEMPLATE = (
@@ -292,3 +294,12 @@ def test_long_answers_are_measured_by_their_loss(folder: Path, words: Any) -> No
     assert found.value == pytest.approx(torch.tensor(-found.loss).exp().item())
     assert 0 < found.value < 1
     assert task.metric.score(float("nan")) == 0
+
+
+def test_the_samples_of_the_guide_are_read(tmp_path: Path, words: Any) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "data.md"
+    samples = re.findall(r"```json\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(samples) == len(LAYOUTS)
+    for number, sample in enumerate(samples):
+        (tmp_path / f"{number}.jsonl").write_text(sample)
+        assert len(only(tmp_path / f"{number}.jsonl", words)) == 3
