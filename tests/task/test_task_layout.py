@@ -284,6 +284,8 @@ def test_long_answers_are_measured_by_their_loss(folder: Path, words: Any) -> No
     task = open_task([*rows, long, long, long], words)
     assert (task.metric.name, task.kind) == ("likelihood", "generation")
     assert open_task([long], metric="f1").metric.name == "f1"
+    with pytest.raises(ZeroBlockError, match="no rows in dataset"):
+        open_task([])
     with pytest.raises(ZeroBlockError, match="metric accuracy is for tasks with options"):
         open_task([long], metric="accuracy")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)

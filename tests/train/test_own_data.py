@@ -76,6 +76,8 @@ def test_a_new_run_records_how_its_data_are_read(llama: Path, chats: Path, tmp_p
         workload = prepare(config)
     assert any("its held-out loss decides" in note for note in workload.notes)
     assert all(one.scored is not None for one, _ in workload.train)
+    with pytest.warns(ZeroBlockWarning, match="no chat template"):
+        assert prepare(config.replace(objective="f1")).task.metric.name == "f1"  # whoever asks for it gets it
 
 
 def test_a_sweep_does_not_take_old_runs_of_own_data_for_new_ones(words: Path) -> None:

@@ -187,7 +187,7 @@ class _Namer:
         if config.loss_over != "examples" and not only_options(config.task):
             values["loss_over"] = "tokens"  # 0.1 averaged over examples, and did not say so
         if config.ending != "newline" and is_rows(config.task):
-            values["ending"] = "eos"  # until 0.2 a newline was added
+            values["ending"] = "eos"  # 0.1 added a newline, and did not say so
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -136,7 +136,8 @@ PARTS = ("train", "validation")
 
 def _task(name: str, source: Source, tokenizer: Any, turns: Turns, ending: Ending, metric: str | None) -> Task:
     rows = source("train", None)
-    assert rows is not None
+    if not rows:
+        raise ZeroBlockError(f"no rows in {source}")
     layout = recognize(rows[0])
     stop = None
     if ending == "newline" and not layout.chat:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,8 +88,6 @@ def tables_of(data: Any, columns: Mapping[str, str] | None = None, name: str = "
     names = _chosen(tuple(parts), None, None, name or "the dataset")
     name = name or getattr(getattr(parts[names["train"]], "info", None), "dataset_name", None) or "dataset"
     rows = {part: TableRows(parts[key], f"{name} {key}", columns or {}) for part, key in names.items()}
-    if not len(rows["train"]):
-        raise ZeroBlockError(f"no rows in {rows['train'].where}")
     return Tables(name, rows)
 
 
@@ -154,13 +153,15 @@ class HubName:
         datasets = package(f"{SCHEME}{self.path}")
         config, revision = self.settings.get("config"), self.settings.get("revision")
         train, held_out = self.settings.get("split"), self.settings.get("validation")
-        with failing(f"{SCHEME}{self.path}"):
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
+        hint = "; check its name, its settings and the network, and run hf auth login first if it is private"
+        with failing(f"{SCHEME}{self.path}", hint):
             names = datasets.get_dataset_split_names(self.path, config, revision=revision)
         chosen = _chosen(names, train, held_out, str(self))
         for part in chosen.values():
             if (name := part.partition("[")[0]) not in names and "+" not in part:
                 raise unknown(f"split of {SCHEME}{self.path}:", name, names)
-        with failing(f"{SCHEME}{self.path}"):
+        with failing(f"{SCHEME}{self.path}", hint):
             tables = {
                 part: datasets.load_dataset(self.path, config, split=split, revision=revision)
                 for part, split in chosen.items()

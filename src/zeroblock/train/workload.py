@@ -120,6 +120,8 @@ def prepare(
     """
     tokenizer = cache.tokenizer(config)
     choices = {name: value for name in ("turns", "ending", "metric") if (value := getattr(config, name)) is not None}
+    if config.objective in ("f1", "exact_match") and tasks.is_rows(config.task):
+        choices.setdefault("metric", config.objective)
     task = tasks.get(config.task, tokenizer, **choices)
     if config.objective not in ("loss", task.metric.name):
         instead = "loss" if task.metric.of_loss else f"{task.metric.name} (or loss)"
