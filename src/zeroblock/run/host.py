@@ -7,6 +7,7 @@ import contextlib
 import torch
 
 from ..direction import visit
+from ..errors import ZeroBlockError
 from ..exclusive import exclusive
 from ..interrupt import Shield
 from ..step import Numbers, Objective, Plan, evaluation
@@ -32,12 +33,25 @@ def run(plan: Plan, objective: Objective, shield: Shield) -> Numbers:
 def measure(plan: Plan, objective: Objective, shield: Shield | None = None) -> Numbers:
     """The numbers of a step that is not taken yet; θ is the same, bit for bit, on return."""
     opened = contextlib.nullcontext() if shield is None else shield.opened()
+    before = _gradients(plan)
     with exclusive(plan.weights.model), evaluation(plan.weights.model), opened:
         if plan.weights.restore == "subtract":  # one walk, whatever the objective offers: it moves the weights
             losses = Objective.measure(objective, plan.points)
         else:
             losses = objective.measure(plan.points)
+    if _gradients(plan) != before:
+        raise ZeroBlockError(
+            "the closure ran a backward pass, which a zeroth-order step does not use: return the loss without "
+            "backward(); in Lightning set automatic_optimization = False and call optimizer.step(closure) in "
+            "training_step"
+        )
     return plan.shape(plan.gather(losses))
+
+
+def _gradients(plan: Plan) -> list[tuple[int, int] | None]:
+    """Which gradients the active block has, and how often they were written."""
+    gradients = (member.param.grad for member in plan.members)
+    return [None if g is None else (id(g), g._version) for g in gradients]
 
 
 def retake(plan: Plan) -> Numbers:
