@@ -66,6 +66,8 @@ def texts(batch: Mapping[str, Any]) -> tuple[list[Text], bool]:
         scored = [place for place in range(1, len(row)) if wanted[place] != IGNORED]
         if not scored:
             continue
+        if not any(real):
+            raise BridgeError(f"row {number} scores padding: set the labels of padding to {IGNORED}")
         first, end = real.index(True), len(real) - real[::-1].index(True)
         if sum(real) != end - first:
             raise BridgeError(f"row {number}: attention_mask hides tokens between others; only padding can be left out")
@@ -125,13 +127,15 @@ def rescored(row: Row | Padded, some: Sequence[Text], multiple: int) -> Row | Pa
     places = [start + place for start, text in zip(starts, some, strict=True) for place in text.places]
     count, rest = len(places), [0] * (-len(places) % multiple)
     fields = {
-        "target": [*(target for text in some for target in text.targets), *rest],
-        "spans": [[*range(count), *([count + len(rest)] * len(rest))]],
-        "lengths": [count],
-        "slots": [[0]],
+        "source": torch.tensor([*range(count), *rest] if isinstance(row, Row) else places + rest),
+        "target": torch.tensor([*(target for text in some for target in text.targets), *rest]),
+        "spans": torch.tensor([[*range(count), *([count + len(rest)] * len(rest))]]),
+        "lengths": torch.tensor([count]),
+        "slots": torch.tensor([[0]]),
     }
-    fields |= {"keep": places + rest, "source": [*range(count), *rest]} if isinstance(row, Row) else {"source": places}
-    return dataclasses.replace(row, **{name: torch.tensor(column) for name, column in fields.items()})
+    if isinstance(row, Row):
+        return dataclasses.replace(row, keep=torch.tensor(places + rest), **fields)
+    return dataclasses.replace(row, **fields)
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import ZeroBlockError, ZeroBlockWarning
@@ -15,11 +16,12 @@ MAX_GRAD_NORM = 1.0
 """The Trainer's default, which nobody has asked for."""
 
 
-def check(args: Any, optimizer_cls_and_kwargs: object) -> None:
+def check(args: Any, model: nn.Module, optimizer_cls_and_kwargs: object) -> None:
     """Refuse arguments that cannot work, each with its fix; say in one warning which others have no effect.
 
     Args:
         args: ``TrainingArguments``, changed where a setting is only for backward passes.
+        model: the Trainer's.
         optimizer_cls_and_kwargs: the Trainer's.
     """
     if optimizer_cls_and_kwargs is not None:
@@ -48,6 +50,13 @@ def check(args: Any, optimizer_cls_and_kwargs: object) -> None:
         )
     if getattr(args, "torch_compile", False):
         raise ZeroBlockError("torch_compile=True hides the weights from their perturbation: leave it out")
+    if args.bf16 and next((p.dtype for p in model.parameters()), None) == torch.float32:
+        warnings.warn(
+            "bf16=True rounds the forward passes of fp32 weights to 8 bits, and a step measures small differences of "
+            "losses: give bf16=False (TRL's configs default to True), or load the model in bf16",
+            ZeroBlockWarning,
+            stacklevel=4,
+        )
     args.gradient_checkpointing = False  # no activation is kept for a backward pass
     idle = []
     if args.max_grad_norm not in (None, 0, MAX_GRAD_NORM):
@@ -61,7 +70,7 @@ def check(args: Any, optimizer_cls_and_kwargs: object) -> None:
 
 
 @contextlib.contextmanager
-def forward_only(model: Any) -> Iterator[None]:
+def forward_only(model: object) -> Iterator[None]:
     """A context in which the Trainer takes a quantised model whose trainable parameters are ordinary numbers.
 
     The Trainer refuses quantised models that have no adapters, or whose quantisation has no backward pass.
@@ -75,8 +84,8 @@ def forward_only(model: Any) -> Iterator[None]:
     if stuck is not None or not trainable:
         what = f"{stuck!r} is quantised and trainable" if stuck else "nothing in the quantised model is trainable"
         raise ZeroBlockError(f"{what}: freeze what is quantised, and attach an adapter (peft's LoRA) or unfreeze norms")
-    model.is_quantized = False
+    vars(model)["is_quantized"] = False
     try:
         yield
     finally:
-        model.is_quantized = True
+        vars(model)["is_quantized"] = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import warnings
@@ -49,7 +50,13 @@ class MicroBatches:
         self.trainer, self.packed = trainer, packed
         self.waiting: list[Micro] = []
         self._engine: Engine | None = None
+        self._tolerance, self._checked = 0.0, False
         self._told = False
+
+    def add(self, one: Micro) -> None:
+        """Let a micro-batch wait for its step."""
+        self.waiting.append(one)
+        _count_tokens(self.trainer, one.inputs)
 
     def objective(self) -> Closure | list[Closure]:
         """The objective of the step that the waiting micro-batches make up."""
@@ -62,45 +69,53 @@ class MicroBatches:
         return functools.partial(self._loss, step)
 
     def _packed_objectives(self, step: list[Micro]) -> list[Closure]:
+        if len(step) > 1 and not self._summed(step):
+            raise BridgeError("this model's micro-batches have equal shares, whatever their numbers of tokens")
         if self._engine is None:
-            self._engine = self._tried(step[0])
-        engine = self._engine
-        scored = [one for one in step if _carries_loss(one.inputs)]
-        return [engine.objective_from(one.inputs) for one in scored or step]
+            self._engine = self._tried(step[0].model)
+        step = [one for one in step if _carries_loss(one.inputs)] or step
+        objectives: list[Closure] = [self._engine.objective_from(one.inputs) for one in step]
+        if not self._checked:
+            self._check(step[0], objectives[0])
+            self._checked = True
+        return objectives
 
-    def _tried(self, first: Micro) -> Engine:
-        """The engine, if its loss is this trainer's; otherwise packing is off from here on."""
-        self.packed = False  # until all is well
-        reason = _own_loss(self.trainer, first.model)
+    def _tried(self, model: nn.Module) -> Engine:
+        """The engine, if it can pack the model and the loss is a language model's; else packing ends here."""
+        self.packed = False
+        reason = _own_loss(self.trainer, model)
         if reason:
             raise BridgeError(reason)
         with warnings.catch_warnings(), self.trainer.accelerator.autocast():
-            warnings.simplefilter("ignore", ZeroBlockWarning)  # this trial's own reason is told
+            warnings.simplefilter("ignore", ZeroBlockWarning)  # the reason is told below
             try:
                 engine = Engine(self.trainer.model)
             except ZeroBlockError as error:
                 raise BridgeError(str(error)) from error
-            if not engine.packed:
-                raise BridgeError(engine.reason)
-            difference_allowed = tolerance(engine)
-        self.packed = True  # a batch that the bridge refuses says nothing about the next
-        objective = engine.objective_from(first.inputs)
-        with torch.no_grad(), evaluation(self.trainer.model):
-            packed, plain = float(objective()), self._loss([first._replace(items=None)], alone=True)
-        if not abs(packed - plain) <= difference_allowed * max(1.0, abs(plain)):
-            self.packed = False
-            raise BridgeError(f"the loss is {plain:.6g} by compute_loss and {packed:.6g} on packed rows")
+            self._tolerance = tolerance(engine)
+        if not engine.packed:
+            raise BridgeError(engine.reason)
+        self.packed = True
         return engine
 
-    def _loss(self, step: list[Micro], alone: bool = False) -> float:
+    def _check(self, one: Micro, objective: Closure) -> None:
+        """Compare the loss on packed rows with the trainer's own, once: a model may add terms of its own to it."""
+        with torch.no_grad(), evaluation(self.trainer.model), _metrics_to(self.trainer, None):
+            packed, plain = value_of(objective), self._value(one._replace(items=None))
+        if not abs(packed - plain) <= self._tolerance * max(1.0, abs(plain)):
+            self.packed = False
+            raise BridgeError(f"the loss is {plain:.6g} by compute_loss and {packed:.6g} on packed rows")
+
+    def _loss(self, step: list[Micro]) -> float:
         """The loss of a step by the trainer's own ``compute_loss``, summed as the Trainer sums it."""
-        trainer, total = self.trainer, 0.0
-        for one in step:
-            with _metrics_of_training(trainer), trainer.compute_loss_context_manager():
-                total += value_of(
-                    functools.partial(trainer.compute_loss, one.model, dict(one.inputs), num_items_in_batch=one.items)
-                )
-        return total if alone or self._summed(step) else total / len(step)
+        with _metrics_to(self.trainer, "train"):
+            total = sum(map(self._value, step))
+        return total if self._summed(step) else total / len(step)
+
+    def _value(self, one: Micro) -> float:
+        compute, inputs = self.trainer.compute_loss, dict(one.inputs)  # some trainers change their inputs
+        with self.trainer.compute_loss_context_manager():
+            return value_of(functools.partial(compute, one.model, inputs, num_items_in_batch=one.items))
 
     def _summed(self, step: list[Micro]) -> bool:
         """Whether the losses of micro-batches are shares of the step's loss, and not means of their own."""
@@ -138,7 +153,7 @@ def _own_loss(trainer: Any, model: nn.Module) -> str:
         return "label_smoothing_factor is a loss of its own"
     if getattr(trainer.args, "loss_type", "nll") != "nll" or getattr(trainer, "aux_loss_enabled", False):
         return "loss_type and auxiliary losses of experts are losses of their own"
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     config = getattr(base, "config", None)
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "output_router_logits", False):
         return f"{type(base).__name__} is no plain causal language model"
@@ -149,14 +164,26 @@ def _own_loss(trainer: Any, model: nn.Module) -> str:
 
 
 @contextlib.contextmanager
-def _metrics_of_training(trainer: Any) -> Iterator[None]:
-    """TRL files metrics by the model's mode, which is evaluation while a step is measured; they belong to training."""
+def _metrics_to(trainer: Any, mode: str | None) -> Iterator[None]:
+    """A context in which the metrics that TRL takes in ``compute_loss`` count for a mode, or for nothing.
+
+    TRL goes by the mode of the model, which is evaluation while a step is measured.
+    """
     metrics = getattr(trainer, "_metrics", None)
     if not isinstance(metrics, dict) or not {"train", "eval"} <= metrics.keys():
         yield
         return
-    trainer._metrics = {**metrics, "eval": metrics["train"]}
+    target = collections.defaultdict(list) if mode is None else metrics[mode]
+    trainer._metrics = dict.fromkeys(metrics, target)
     try:
         yield
     finally:
         trainer._metrics = metrics
+
+
+def _count_tokens(trainer: Any, inputs: Mapping[str, Any]) -> None:
+    """TRL counts the tokens of training in ``compute_loss``, but not while the model is in evaluation mode."""
+    mask, metrics = inputs.get("attention_mask"), getattr(trainer, "_metrics", None)
+    if mask is not None and isinstance(metrics, dict) and hasattr(trainer, "_total_train_tokens"):
+        trainer._total_train_tokens += int(mask.sum())
+        metrics["train"]["num_tokens"] = [trainer._total_train_tokens]

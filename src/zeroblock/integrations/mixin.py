@@ -26,7 +26,7 @@ else:
 WEIGHTS = ("model.safetensors*", "pytorch_model.bin*", "adapter_model.*", "*/adapter_model.*")
 
 
-class ZeroOrderMixin(Base):
+class ZeroOrderMixin(Base):  # type: ignore[misc]
     """Makes a Trainer take zeroth-order steps: forward passes only, no gradients, no optimizer state.
 
     >>> class ZOSFTTrainer(ZeroOrderMixin, SFTTrainer):                                          # doctest: +SKIP
@@ -50,6 +50,8 @@ class ZeroOrderMixin(Base):
         args, kwargs: of the Trainer.
     """
 
+    optimizer: Any
+
     def __init__(
         self,
         *args: Any,
@@ -66,7 +68,7 @@ class ZeroOrderMixin(Base):
         """The checkpoint that this call of ``train`` resumes from."""
         with argument.forward_only(kwargs.get("model", args[0] if args else None)):
             super().__init__(*args, **kwargs)
-        argument.check(self.args, self.optimizer_cls_and_kwargs)
+        argument.check(self.args, self.model, self.optimizer_cls_and_kwargs)
         if not save_weights and (self.args.save_only_model or self.args.load_best_model_at_end):
             raise ZeroBlockError(
                 "save_weights=False leaves the weights out of checkpoints, which save_only_model and "
@@ -137,7 +139,7 @@ class ZeroOrderMixin(Base):
     ) -> Tensor:
         """Collect a micro-batch; the Trainer's ``optimizer.step()`` measures all of them."""
         model.train()
-        self._micro_batches.waiting.append(Micro(model, self._prepare_inputs(inputs), num_items_in_batch))
+        self._micro_batches.add(Micro(model, self._prepare_inputs(inputs), num_items_in_batch))
         return torch.zeros((), device=self.args.device)  # ``log`` knows the loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
