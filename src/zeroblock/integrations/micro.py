@@ -43,11 +43,11 @@ class MicroBatches:
 
     Args:
         trainer: its ``compute_loss`` defines the loss.
-        packed: measure on packed rows where that gives the same loss.
+        packed: see :class:`ZeroOrderMixin`.
     """
 
-    def __init__(self, trainer: Any, packed: bool) -> None:
-        self.trainer, self.packed = trainer, packed
+    def __init__(self, trainer: Any, packed: bool | None) -> None:
+        self.trainer, self.trusted, self.packed = trainer, packed, packed is not False
         self.waiting: list[Micro] = []
         self._engine: Engine | None = None
         self._tolerance, self._checked = 0.0, False
@@ -69,10 +69,10 @@ class MicroBatches:
         return functools.partial(self._loss, step)
 
     def _packed_objectives(self, step: list[Micro]) -> list[Closure]:
-        if len(step) > 1 and not self._summed(step):
-            raise BridgeError("this model's micro-batches have equal shares, whatever their numbers of tokens")
         if self._engine is None:
             self._engine = self._tried(step[0].model)
+        if len(step) > 1 and not self._summed(step):
+            raise BridgeError("micro-batches have equal shares in this loss, whatever their numbers of tokens")
         step = [one for one in step if _carries_loss(one.inputs)] or step
         objectives: list[Closure] = [self._engine.objective_from(one.inputs) for one in step]
         if not self._checked:
@@ -83,7 +83,7 @@ class MicroBatches:
     def _tried(self, model: nn.Module) -> Engine:
         """The engine, if it can pack the model and the loss is a language model's; else packing ends here."""
         self.packed = False
-        reason = _own_loss(self.trainer, model)
+        reason = _own_loss(self.trainer, model, bool(self.trusted))
         if reason:
             raise BridgeError(reason)
         with warnings.catch_warnings(), self.trainer.accelerator.autocast():
@@ -142,11 +142,11 @@ def _carries_loss(inputs: Mapping[str, Any]) -> bool:
     return labels is None or bool((torch.as_tensor(labels)[..., 1:] != IGNORED).any())
 
 
-def _own_loss(trainer: Any, model: nn.Module) -> str:
+def _own_loss(trainer: Any, model: nn.Module, trusted: bool) -> str:
     """Why a trainer's loss may differ from the mean over scored tokens; empty where it does not."""
     compute = trainer.compute_loss
-    if (compute.__module__.partition(".")[0], compute.__qualname__) not in PLAIN_LOSSES:
-        return f"{compute.__qualname__} is a loss of its own"
+    if not trusted and (compute.__module__.partition(".")[0], compute.__qualname__) not in PLAIN_LOSSES:
+        return f"{compute.__qualname__} is a loss of its own (if it is the mean over scored tokens, give packed=True)"
     if trainer.compute_loss_func is not None:
         return "compute_loss_func is a loss of its own"
     if trainer.label_smoother is not None:

@@ -43,8 +43,9 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         method: a name out of ``zb.METHODS``, a function from a model to a ``ZeroOrder`` that takes ``lr``,
             ``seed``, ``weight_decay`` and ``method_kwargs``, or an optimizer that is built already on this model.
         method_kwargs: options of the method: ``{"eps": 1e-3, "probes": 2, "clip": 5.0}``.
-        packed: measure language models on packed rows, which gives the same loss faster; False always calls
-            ``compute_loss``.
+        packed: measure language models on packed rows, which gives the same loss faster: by default where
+            ``compute_loss`` is transformers' or TRL's own; True trusts that another one is the mean over the scored
+            tokens, too; False always calls ``compute_loss``.
         save_weights: False writes checkpoints without the weights.  Resuming then replays the journal on the base
             weights.
         args, kwargs: of the Trainer.
@@ -57,7 +58,7 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         *args: Any,
         method: str | Callable[..., ZeroOrder] | ZeroOrder = "mezo_bcd",
         method_kwargs: Mapping[str, Any] | None = None,
-        packed: bool = True,
+        packed: bool | None = None,
         save_weights: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -101,7 +102,7 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         if self.optimizer is None:
             self.optimizer = self._built()
             self.optimizer.register_step_pre_hook(self._supply)
-            self._micro_batches = MicroBatches(self, self._micro_batches.packed)
+            self._micro_batches = MicroBatches(self, self._micro_batches.trusted)
             name = str(getattr(getattr(self.model, "config", None), "name_or_path", ""))
             self.ledger = Ledger(self.optimizer, base=self._checkpoint is None, model=name)
         assert self.ledger is not None
