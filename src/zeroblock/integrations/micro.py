@@ -25,11 +25,11 @@ PLAIN_LOSSES = {("transformers", "Trainer.compute_loss"), ("trl", "SFTTrainer.co
 
 
 class Micro(NamedTuple):
-    """One micro-batch, on the device.
+    """One micro-batch.
 
     Args:
         model: as the Trainer wraps it.
-        inputs: the batch.
+        inputs: the batch, on the host.
         items: the number of scored tokens in all micro-batches of the step, if the Trainer counts them.
     """
 
@@ -113,7 +113,8 @@ class MicroBatches:
         return total if self._summed(step) else total / len(step)
 
     def _value(self, one: Micro) -> float:
-        compute, inputs = self.trainer.compute_loss, dict(one.inputs)  # some trainers change their inputs
+        compute = self.trainer.compute_loss
+        inputs = self.trainer._prepare_inputs(dict(one.inputs))  # a dictionary of its own: some trainers change it
         with self.trainer.compute_loss_context_manager():
             return value_of(functools.partial(compute, one.model, inputs, num_items_in_batch=one.items))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,10 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         """The checkpoint that this call of ``train`` resumes from."""
         with argument.forward_only(kwargs.get("model", args[0] if args else None)):
             super().__init__(*args, **kwargs)
+        self.args = copy.copy(self.args)  # the caller may use the same arguments for another trainer
         argument.check(self.args, self.model, self.optimizer_cls_and_kwargs)
+        self._finite = self.args.logging_nan_inf_filter
+        self.args.logging_nan_inf_filter = False  # in the Trainer it waits for the GPU; ``log`` filters instead
         if not save_weights and (self.args.save_only_model or self.args.load_best_model_at_end):
             raise ZeroBlockError(
                 "save_weights=False leaves the weights out of checkpoints, which save_only_model and "
@@ -135,18 +139,25 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
             return None
         return (optimizer, self._micro_batches.objective()), {}
 
+    def get_train_dataloader(self) -> Any:
+        """The Trainer's loader, whose batches stay on the host, where they are packed while the GPU works."""
+        loader = super().get_train_dataloader()
+        if hasattr(loader, "device"):
+            loader.device = None
+        return loader
+
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None, *args: Any, **kwargs: Any
     ) -> Tensor:
         """Collect a micro-batch; the Trainer's ``optimizer.step()`` measures all of them."""
         model.train()
-        self._micro_batches.add(Micro(model, self._prepare_inputs(inputs), num_items_in_batch))
+        self._micro_batches.add(Micro(model, inputs, num_items_in_batch))
         return torch.zeros((), device=self.args.device)  # ``log`` knows the loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log the Trainer's numbers, with the loss, the coefficient and the block of the steps."""
         if self.ledger is not None:
-            self.ledger.amend(logs, finite=self.args.logging_nan_inf_filter)
+            self.ledger.amend(logs, finite=self._finite)
         super().log(logs, *args, **kwargs)
 
     def _clip_grad_norm(self, *args: Any, **kwargs: Any) -> None:
