@@ -8,21 +8,20 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from .mixin import ZeroOrderMixin
+
 if TYPE_CHECKING:
-    from .mixin import ZeroOrderMixin
     from .trainer import ZeroOrderTrainer
 
-_HOME = {"ZeroOrderMixin": "mixin", "ZeroOrderTrainer": "trainer"}
 __all__ = ["ZeroOrderMixin", "ZeroOrderTrainer"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: the trainer brings transformers and Accelerate."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
+    """Import the trainer on first use: it brings transformers' Trainer and Accelerate."""
+    if name == "ZeroOrderTrainer":
+        from .trainer import ZeroOrderTrainer
+
+        return ZeroOrderTrainer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -52,6 +52,7 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         args, kwargs: of the Trainer.
     """
 
+    args: Any
     optimizer: Any
 
     def __init__(
