@@ -42,7 +42,7 @@ def main(folder: str) -> None:
     )
     rows = [chat("sky", "grass"), chat("rose"), chat("grass", "rose", "sky"), chat("sky")]
     args = SFTConfig(
-        folder, max_steps=100, per_device_train_batch_size=4, learning_rate=2e-2, assistant_only_loss=True,
+        folder, max_steps=60, per_device_train_batch_size=4, learning_rate=2e-2, assistant_only_loss=True,
         logging_steps=20, bf16=False, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
     )  # fmt: skip
     trainer = ZOSFTTrainer(

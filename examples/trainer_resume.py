@@ -10,7 +10,7 @@ import transformers
 
 import zeroblock as zb
 
-VOCABULARY, STEPS = 16, 120
+VOCABULARY, STEPS = 16, 60
 
 
 def base(folder: str) -> str:
