@@ -196,7 +196,7 @@ def objective_of(closure: Closure | Sequence[Closure] | None) -> Objective:
         return Mean(closure)
     if closure is None:
         raise ZeroBlockError(
-            "step() got no closure, and gradients (of backward() or accelerator.backward()) are not used: write "
+            "step() needs a closure, and gradients (of backward() or accelerator.backward()) are not used: write "
             "optimizer.step(lambda: model(**batch).loss) without a backward pass; Hugging Face's Trainer cannot, take "
             "zb.integrations.ZeroOrderTrainer in its place"
         )
