@@ -146,8 +146,9 @@ def _carries_loss(inputs: Mapping[str, Any]) -> bool:
 def _own_loss(trainer: Any, model: nn.Module, trusted: bool) -> str:
     """Why a trainer's loss may differ from the mean over scored tokens; empty where it does not."""
     compute = trainer.compute_loss
-    if not trusted and (compute.__module__.partition(".")[0], compute.__qualname__) not in PLAIN_LOSSES:
-        return f"{compute.__qualname__} is a loss of its own (if it is the mean over scored tokens, give packed=True)"
+    name = getattr(compute, "__qualname__", type(compute).__name__)
+    if not trusted and (str(compute.__module__).partition(".")[0], name) not in PLAIN_LOSSES:
+        return f"{name} is a loss of its own (if it is the mean over scored tokens, give packed=True)"
     if trainer.compute_loss_func is not None:
         return "compute_loss_func is a loss of its own"
     if trainer.label_smoother is not None:
