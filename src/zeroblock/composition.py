@@ -7,6 +7,8 @@ import math
 import operator
 from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
+from torch import nn
+
 from .errors import ZeroBlockError
 from .noise import VERSION
 from .subspace import Subspace
@@ -44,6 +46,16 @@ class Fixed(Generic[T]):
                 "build another optimizer, which goes on from the weights as they are"
             )
         vars(instance)[self.name] = value
+
+
+def check_model(model: object) -> None:
+    """Refuse parameters, which other optimizers take, in place of the model."""
+    if not isinstance(model, nn.Module):
+        raise ZeroBlockError(
+            f"ZeroOrder takes the model itself and not its parameters, got {type(model).__name__}: write "
+            "zb.ZeroOrder(model, lr=...) and step(closure); Hugging Face's Trainer can do neither, take "
+            "zb.integrations.ZeroOrderTrainer in its place"
+        )
 
 
 def check_numbers(lr: float, weight_decay: float, clip: float | None) -> None:

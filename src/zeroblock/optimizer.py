@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from . import block as blocks_of
 from .block import Block, Partition
-from .composition import Fixed, both_parts, check, check_numbers, count, parts_of
+from .composition import Fixed, both_parts, check, check_model, check_numbers, count, parts_of
 from .errors import ZeroBlockError
 from .estimator import Estimator, TwoSided
 from .exclusive import exclusive
@@ -109,6 +109,7 @@ class ZeroOrder(torch.optim.Optimizer):
         restore: Restore = "copy",
         patience: int = 20,
     ) -> None:
+        check_model(model)
         check_numbers(lr, weight_decay, clip)
         interval, fold, patience = count("interval", interval), count("fold", fold), count("patience", patience)
         self.schedule: Schedule = schedule or Shuffled()

@@ -194,6 +194,12 @@ def objective_of(closure: Closure | Sequence[Closure] | None) -> Objective:
         return Called(closure)
     if isinstance(closure, (list, tuple)) and closure and all(map(callable, closure)):
         return Mean(closure)
+    if closure is None:
+        raise ZeroBlockError(
+            "step() needs a closure, and gradients (of backward() or accelerator.backward()) are not used: write "
+            "optimizer.step(lambda: model(**batch).loss) without a backward pass; Hugging Face's Trainer cannot, take "
+            "zb.integrations.ZeroOrderTrainer in its place"
+        )
     raise ZeroBlockError(
         "step() needs a closure, a function of no arguments that returns the loss, or a list of them; got "
         f"{type(closure).__name__}"
