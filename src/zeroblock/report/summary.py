@@ -178,20 +178,20 @@ def before(summary: Mapping[str, Any], split: str) -> str:
 def setback(summary: Mapping[str, Any]) -> str:
     """Say that a run ended worse than it began, and what to try; empty if it did not.
 
-    It compares what dev selected by, and the metric on test, with their values before training.
+    It compares what dev selected by, and the metric on test, with their values before training.  A metric p on n
+    examples has fallen if it lost more than its standard error, √(p(1 − p)/n): one example more or less is chance.
 
     Args:
         summary: of a training run; one without an evaluation before the first step is never worse.
     """
-    metric = shown(summary["metric"])
     found = []
     if summary["selected_by"] == "dev loss":
         was, now = _number(summary, LOSS, "dev"), _number(summary, "dev", "loss")
         if was is not None and (now is None or now > was):
             found.append(f"dev loss {'is not finite' if now is None else f'{now:.4f}'}, was {was:.4f}")
     else:
-        found += _lower(metric, "dev", _number(summary, "zero_shot", "dev"), summary["dev"]["value"])
-    found += _lower(metric, "test", _number(summary, "zero_shot", "test"), summary["test"]["selected"])
+        found += _fallen(summary, "dev", summary["dev"]["value"])
+    found += _fallen(summary, "test", summary["test"]["selected"])
     if not found:
         return ""
     lr = _number(summary, "lr")
@@ -202,8 +202,12 @@ def setback(summary: Mapping[str, Any]) -> str:
     return f"worse than before training: {'; '.join(found)}. Try {', '.join(advice[:-1])} or {advice[-1]}"
 
 
-def _lower(metric: str, split: str, was: float | None, now: float) -> list[str]:
-    return [f"{split} {metric} {now:.1%}, was {was:.1%}"] if was is not None and now < was else []
+def _fallen(summary: Mapping[str, Any], split: str, now: float) -> list[str]:
+    """Say that the metric on a split has fallen, if it has by more than chance."""
+    was, n = _number(summary, "zero_shot", split), max(1, summary[split]["n"])
+    if was is None or now >= was - math.sqrt(max(0.0, was * (1 - was)) / n):
+        return []
+    return [f"{split} {shown(summary['metric'])} {now:.1%}, was {was:.1%}"]
 
 
 def _short(number: float) -> str:
