@@ -52,13 +52,13 @@ def push(
         if what == "journal":
             _write_journal(run, step, folder, repo)
         elif (run / "config.json").is_file():
-            _copy_model(run, folder, repo)
+            _take_model(run, folder, repo, link=dry_run is None)
         else:
             write_run(run, step, folder, model, device, force, trust_remote_code, repo)
-        files = sorted(folder.iterdir())
+        files = sorted(file for file in folder.rglob("*") if file.is_file())
         typer.echo(f"{repo} ({'private' if private else 'public'}):")
         for file in files:
-            typer.echo(f"  {file.name:<28} {file.stat().st_size:>15,} bytes")
+            typer.echo(f"  {file.relative_to(folder)!s:<28} {file.stat().st_size:>15,} bytes")
         if dry_run is not None:
             typer.echo(f"nothing was sent: look at {dry_run}, then leave --dry-run out")
             return
@@ -102,13 +102,24 @@ def _write_journal(run: Path, step: str | None, folder: Path, repo: str) -> None
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def _copy_model(run: Path, folder: Path, repo: str) -> None:
-    """Copy a model folder; links, pickles and code stay behind."""
+def _take_model(run: Path, folder: Path, repo: str, link: bool) -> None:
+    """Take the files of a model folder; links, pickles and code stay behind.
+
+    Args:
+        run: the model folder.
+        folder: where the files go.
+        repo: takes the place of the placeholder in the card.
+        link: share the disk space with the model folder where the file system can.
+    """
     from ..report.card import PLACEHOLDER
 
     folder.mkdir(parents=True, exist_ok=True)
     for file in sorted(run.iterdir()):
         if file.is_file() and not file.is_symlink() and file.suffix in SUFFIXES:
+            with contextlib.suppress(OSError):
+                if link and file.suffix == ".safetensors":
+                    (folder / file.name).hardlink_to(file)
+                    continue
             shutil.copyfile(file, folder / file.name)
     card = folder / "README.md"
     if card.is_file():

@@ -98,7 +98,8 @@ def load(
 
     Args:
         model: with the base weights, on any device; or the journal, if zeroblock is to load its base.
-        path: an exported file, a journal, a run's folder, or a repository ``user/name`` of the hub.
+        path: an exported file, a journal, a run's folder, or a repository ``user/name`` of the hub; all steps in it
+            are taken, where ``zeroblock replay`` and ``export`` take those up to the step that dev selects.
         force: accept other base weights, a newer version of the package, or a damaged last record.
         progress: called now and then with the fraction done.
         device: of a base that zeroblock loads: auto, cpu, cuda or cuda:N.
