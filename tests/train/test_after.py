@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 from pathlib import Path
@@ -10,15 +11,16 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from loop_toy import settings
+from loop_toy import Kill, settings
+from rich.console import Console
 from typer.testing import CliRunner
 
 from toy import same, snapshot
 from zeroblock.cli import app
 from zeroblock.errors import ZeroBlockError
 from zeroblock.report.summary import selection
-from zeroblock.report.view import Quiet
-from zeroblock.train import run
+from zeroblock.report.view import Lines, Quiet
+from zeroblock.train import resume, run
 from zeroblock.train.workload import Workload
 
 
@@ -108,6 +110,17 @@ def test_without_dev_evaluations_the_last_step_is_taken_and_that_is_said(bad: St
     found = selection(alone)
     assert found is not None
     assert (found.step, found.by) == (2, "dev loss")
+
+
+def test_a_resumed_run_knows_its_baseline(llama: Path, data: Path, tmp_path: Path) -> None:
+    config = settings(llama, data, steps=4, eval_every=4)
+    run(config, tmp_path / "run", Kill(2))
+    text = io.StringIO()
+    result = resume(tmp_path / "run", Lines(Console(file=text, width=200)))
+    assert result.summary is not None
+    for split in ("dev", "test"):
+        was = result.summary["zero_shot_loss"][split]
+        assert f"(was {was:.4f})" in next(line for line in text.getvalue().splitlines() if f"step 4  {split}" in line)
 
 
 def test_fine_tuning_keeps_its_best_weights(llama: Path, data: Path, tmp_path: Path, models: list[Workload]) -> None:
