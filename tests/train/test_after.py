@@ -60,10 +60,10 @@ def bad(llama: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> St
 
 def test_the_last_line_is_a_command_that_gives_the_best_weights(bad: Story, tmp_path: Path) -> None:
     folder, said = bad
-    line = said.rstrip().splitlines()[-1]
-    command = line.partition(": ")[2]
-    assert line.startswith("the weights of step 2, for from_pretrained: zeroblock replay ")
-    assert command in (folder / "summary.md").read_text()
+    line, command = said.rstrip().splitlines()[-2:]
+    assert line == "the weights of step 2, for from_pretrained:"
+    assert command.startswith("  zeroblock replay ")
+    assert f"\n  {command}\n" in (folder / "summary.md").read_text()
     said = call(*shlex.split(command)[1:])
     assert "taking step 2, selected by dev loss (--step last takes the last step" in said
     assert "after 2 steps" in said

@@ -173,7 +173,7 @@ def report(result: Result, json: bool) -> None:
         typer.secho(f"  {warning}", fg="red", bold=True)
     typer.echo(f"  {result.folder / 'summary.md'}")
     if weights := weights_line(result.folder, summary):
-        typer.echo(f"the weights of step {summary['selected_step']}, for from_pretrained: {weights}")
+        typer.echo(f"the weights of step {summary['selected_step']}, for from_pretrained:\n  {weights}")
 
 
 def _exact(numbers: dict[str, Any]) -> str:
