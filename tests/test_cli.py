@@ -50,6 +50,7 @@ def test_a_plain_question_needs_no_torch(argument: str, answer: str) -> None:
         "inspect",
         "export",
         "apply",
+        "push",
         "methods",
         "blocks",
         "schedule",

@@ -17,7 +17,7 @@ from .. import atomic
 from ..errors import ZeroBlockError, shown
 from ..evaluate.measurement import MAX_FLOAT, MAX_SHOWN, SPLITS, read_measurements
 from ..train.config import Config, recorded
-from .summary import MAX_BLOCKS, check_summary
+from .summary import MAX_BLOCKS, check_summary, ending
 
 MAX_STEP = 2**32
 """Steps that a run may have."""
@@ -56,6 +56,7 @@ def write_page(folder: Path) -> None:
         f"    {shown(command, MAX_HEADING)}",
         "",
         *_results(summary, splits),
+        *ending(folder, summary),
         "",
         *_facts(folder, config, summary, steps),
         *(line for picture in pictures for line in ("", picture)),

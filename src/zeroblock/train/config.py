@@ -20,7 +20,10 @@ from ..report.track import TRACKERS
 MEASURED = ("zero-shot", "icl")
 """Methods that measure a model and do not train it."""
 BACKPROPAGATION = "ft"
-EXECUTION = ("data", "device", "engine", "graphs", "max_tokens", "max_minutes", "snapshot_every", "fsync", "track")
+EXECUTION = (
+    "data", "device", "engine", "graphs", "max_tokens", "max_minutes", "snapshot_every", "save_weights", "fsync",
+    "track",
+)  # fmt: skip
 """Settings that may differ when a run is resumed: they say where and how it runs, not what it computes."""
 LR_SCHEDULES = ("constant", "linear", "cosine")
 
@@ -121,6 +124,7 @@ class Config:
     max_tokens: int | None = _option(None, "Most tokens in one packed row; lower it if memory runs out.", 2)
     max_minutes: float | None = _option(None, "Stop after this many minutes; zeroblock resume continues.")
     snapshot_every: int = _option(0, "Steps between snapshots of the weights, which make resuming faster; 0: none.", 0)
+    save_weights: bool = _option(True, "ft: keep the weights of the dev-selected step, in the folder model of the run.")
     fsync: float = _option(1.0, "Seconds between forced writes of the journal to disk; 0: after every step.", 0.0)
     track: str | None = _option(
         None, "Also report to tensorboard, wandb or trackio (name these two again on resume); none stops that."
