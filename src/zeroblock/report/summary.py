@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import ZeroBlockError, shown
 from ..evaluate.evaluator import Evaluation
 from ..evaluate.measurement import MAX_SHOWN, SPLITS, Measurement, is_bounded, read_measurements
+from ..task.metric import is_loss, worded
 from ..train.config import BACKPROPAGATION, Config, recorded
 
 _NUMBER = (int, float)
@@ -169,6 +170,8 @@ def before(summary: Mapping[str, Any], split: str) -> str:
     ', loss 0.2500; before training 50.0%, loss 0.7500'
     """
     now, value, was = (_number(summary, *path) for path in ((split, "loss"), ("zero_shot", split), (LOSS, split)))
+    if is_loss(summary.get("metric", "")):  # which leads the line
+        return "" if was is None else f"; before training loss {was:.4f}"
     text = "" if now is None else f", loss {now:.4f}"
     if value is not None:
         text += f"; before training {value:.1%}" + ("" if was is None else f", loss {was:.4f}")
@@ -207,7 +210,8 @@ def _fallen(summary: Mapping[str, Any], split: str, now: float) -> list[str]:
     was, n = _number(summary, "zero_shot", split), max(1, summary[split]["n"])
     if was is None or now >= was - math.sqrt(max(0.0, was * (1 - was)) / n):
         return []
-    return [f"{split} {shown(summary['metric'])} {now:.1%}, was {was:.1%}"]
+    metric = shown(summary["metric"])
+    return [f"{split} {worded(metric, now)}, was {worded(metric, was).partition(' ')[2]}"]
 
 
 def _short(number: float) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import shown
+from ..task.metric import is_loss
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -274,10 +275,10 @@ def measurement_line(measurement: Measurement, before: Evaluation | None = None)
         value += f" (was {100 * before.value:.1f} %)"
         loss += f" (was {before.loss:.4f})"
     exact = "" if result.exact_match is None else f"  exact match {100 * result.exact_match:.1f} %"
-    return (
-        f"step {measurement.step}  {measurement.split} {result.metric} {value}{exact}  "
-        f"loss {loss}  n {result.n}  {result.seconds:.1f} s"
-    )
+    numbers = [f"{result.metric} {value}{exact}", f"loss {loss}"]
+    if is_loss(result.metric):  # free text: the loss says more
+        numbers.reverse()
+    return f"step {measurement.step}  {measurement.split} {'  '.join(numbers)}  n {result.n}  {result.seconds:.1f} s"
 
 
 def peak_memory() -> int:
