@@ -67,8 +67,10 @@ def write_weights(
     """
     import torch
 
+    from .. import adapter
     from .. import model as models
     from ..journal import finite, read
+    from ..journal.format import locate
     from ..journal.share import check_whole, is_own
 
     contents = read(place, step)
@@ -82,7 +84,8 @@ def write_weights(
         raise ZeroBlockError(f"the journal names its base '{shown(name)}', which is no name: give --model")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ZeroBlockError(f"{str(out)!r} exists already: give a new folder with --out")
-    if header.dtype == "mixed":
+    dtype = header.extra.get("dtype") if header.dtype == "mixed" else getattr(torch, header.dtype)  # one of four
+    if dtype is None:
         raise ZeroBlockError("the base has several dtypes: load it in Python, then zeroblock.load(model, FILE)")
     if model in models.OPT:
         raise ZeroBlockError(f"{model} is a shape without weights: give the base that the run began with")
@@ -97,38 +100,31 @@ def write_weights(
             f"the file asks for random weights in the shape of {name}, which may take any amount of memory: give the "
             "base with --model, or allow it with --force"
         )
-    if not trust_remote_code:  # a skeleton runs no code of the model's
-        header.check_order(models.skeleton(name))  # before any memory is taken for the weights
+    made = adapter.recorded(header.extra)
+    if not trust_remote_code and not models.is_stored_quantised(name):  # a skeleton runs no code of the model's
+        header.check_order(models.skeleton(name, adapter=made))  # before any memory is taken for the weights
 
     def base() -> Any:
         with _out_of_memory(f"{name} in {header.dtype}"):
-            return models.load(
+            loaded = models.load(
                 name,
-                getattr(torch, header.dtype),  # one of four, which the header's reader has checked
+                dtype,
                 device,
                 random_weights=random,
                 seed=header.seed,
                 trust_remote_code=trust_remote_code,
+                adapter=made,
             )
+        if is_own(contents, place):
+            adapter.restart_(loaded, locate(place).parent)
+        return loaded
 
     module = base()
     optimizer = header.rebuild(module, force=force)
     with _bar(len(contents.records)) as progress:
         finite.advance(optimizer, contents.records, lambda: header.rebuild(base(), force=True), progress)
-    _save(module, models.tokenizer(name, trust_remote_code=trust_remote_code), out)
+    models.save(module, out, models.tokenizer(name, trust_remote_code=trust_remote_code))
     typer.echo(f"{out}: {name} after {len(contents.records):,} steps")
-
-
-def _save(module: Any, tokenizer: Any, out: Path) -> None:
-    if getattr(module.config, "quantization_config", None) is not None:
-        # The weights of a GGUF were expanded when they were read, but transformers refuses to save such a model.
-        module.hf_quantizer = None
-        del module.config.quantization_config
-    from ..model import bars
-
-    with bars():
-        module.save_pretrained(out)
-        tokenizer.save_pretrained(out)
 
 
 @contextlib.contextmanager

@@ -100,6 +100,7 @@ def _loaded(config: Config) -> nn.Module:
         random_weights=config.random_weights,
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
+        adapter=config.adapter,
     )
     if cache is not None and sum(param.nbytes for param in module.parameters()) <= MAX_CACHED_BYTES:
         cache.model = (key, module, {name: _copy(param) for name, param in module.named_parameters()})
@@ -113,4 +114,5 @@ def _copy(param: Tensor) -> Tensor:
 
 def _key(config: Config) -> Key:
     seed = config.seed if config.random_weights else None
-    return (config.model, config.dtype, config.device, config.random_weights, seed, config.trust_remote_code)
+    kind = (config.model, config.dtype, config.device, config.random_weights, seed, config.trust_remote_code)
+    return (*kind, config.adapter)

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from .. import adapter, model
 from ..errors import ZeroBlockError
 from ..evaluate.measurement import Measurement
 from ..journal import Header, Journal, Record, replay
-from ..report.summary import summarize
+from ..report.summary import select, summarize
 from ..report.track import Silent, Tracker, tracker
 from ..report.view import Meter, View, peak_memory
 from ..run.queue import MAX_STEPS
@@ -28,6 +29,8 @@ from .lr import lr_at
 from .stop import Stop, Stopped
 from .workload import Workload
 
+ADAPTER = "adapter"
+"""The folder within a run's for the adapter of its selected step, as PEFT saves it."""
 BUFFERED_STEPS = 10_000
 """Steps that are kept in memory before they are written to ``steps.csv``."""
 
@@ -64,6 +67,8 @@ class Session:
     def __init__(self, workload: Workload, folder: Folder, view: View, journal: Journal | None = None) -> None:
         self.workload, self.folder, self.view, self.journal = workload, folder, view, journal
         self.config = workload.config
+        if self.config.prefix is not None:
+            self._settle_start()
         self.learner = learner(self.config, workload.model, self._on_step) if self.config.trains else None
         self.meter = Meter(self.config.steps, self.learner.blocks if self.learner else ())
         self.tracker: Tracker = Silent()
@@ -79,6 +84,27 @@ class Session:
         """Whether this sitting has added to the run. One that the clock ends must, or the run would never end."""
         self.seconds_before = 0.0
         self.start = time.monotonic()
+
+    @property
+    def adapted(self) -> bool:
+        """Whether the run trains an adapter."""
+        return adapter.is_adapted(self.workload.model) and self.learner is not None
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """For the journal's header: what it takes to make the weights of step 0, besides the name of the base."""
+        made = self.config.adapter
+        origin: dict[str, Any] = {"adapter": made.record(self.workload.model)} if made else {}
+        dtypes = {param.dtype for param in self.workload.model.parameters()}
+        return origin | ({"dtype": self.config.dtype} if len(dtypes) > 1 else {})
+
+    def _settle_start(self) -> None:
+        """Keep the start of a prefix with the run, or take the one that is kept: another machine computes another."""
+        if self.journal is not None:
+            adapter.restart_(self.workload.model, self.folder.path)
+        else:
+            with self.folder.writing():
+                model.save(self.workload.model, self.folder.path / adapter.START)
 
     @property
     def steps(self) -> int:
@@ -127,6 +153,8 @@ class Session:
         """Run to the end, or to where the run is stopped."""
         for note in self.workload.notes:
             self.view.note(note)
+        if self.adapted:
+            self.view.note(adapter.describe(self.workload.model))
         with contextlib.ExitStack() as stack:
             stack.callback(self.view.close)
             with self.folder.writing():
@@ -200,12 +228,20 @@ class Session:
 
             evaluation = self.workload.evaluator(exam, check=check)
             measurement = Measurement(self.steps, split, evaluation, self.elapsed)
+            if split == "dev" and self.adapted and self.steps:
+                self._keep_adapter(measurement)
             self.folder.measured(measurement)
             self.progressed = True
             self.view.measured(measurement)
             numbers = {f"{split}/{evaluation.metric}": evaluation.value, f"{split}/loss": evaluation.loss}
             self.tracker.log(self.steps, numbers)
         self.meter.pause()
+
+    def _keep_adapter(self, now: Measurement) -> None:
+        """Save the adapter beside the journal if its step is the best so far on dev; the whole run selects so."""
+        seen = [*(one for one in self.folder.measurements if one.split == "dev" and one.step), now]
+        if select({one.step: one.evaluation for one in seen}, self.config.objective == "loss") == now.step:
+            model.save(self.workload.model, self.folder.path / ADAPTER)
 
     def _flush(self) -> None:
         """Wait for every step that was submitted, and write it down."""
@@ -248,6 +284,8 @@ class Session:
         if self.learner is not None:
             summary |= {"lr": self.config.lr, "seed": self.config.seed, "data_seed": self.config.data_seed}
             summary |= {"blocks": len(self.learner.blocks), "skipped": self.skipped}
+        if self.adapted:
+            summary["adapter"] = adapter.describe(self.workload.model)
         return summary
 
 
