@@ -1,4 +1,4 @@
-"""Models by name: a local folder, a GGUF file, a hub id, ``smollm2``, a built-in shape of OPT, or an adapter's folder."""
+"""Models by name: a local folder (also of an adapter), a GGUF file, a hub id, ``smollm2``, or a built-in OPT shape."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def save(model: Any, folder: str | Path, tokenizer: Any = None) -> None:
             adapters.save(model, folder)
         else:
             if getattr(model.config, "quantization_config", None) is not None and not is_quantised(model):
-                # The weights of a GGUF were expanded when they were read, but transformers refuses to save such a model.
+                # transformers refuses to save what was a GGUF, although its weights were expanded when they were read
                 model.hf_quantizer = None
                 del model.config.quantization_config
             model.save_pretrained(folder)

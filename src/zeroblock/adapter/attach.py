@@ -150,7 +150,7 @@ class Layers(nn.Module):
     def __init__(self, weight: Tensor, layers: int) -> None:
         super().__init__()
         parts = [part.clone() for part in weight.detach().chunk(layers, 1)]
-        self.layers = nn.ModuleList(nn.Embedding(*part.shape, _weight=part) for part in parts)
+        self.layers = nn.ModuleList(nn.Embedding.from_pretrained(part, freeze=False) for part in parts)
 
     @property
     def weight(self) -> Tensor:

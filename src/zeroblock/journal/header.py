@@ -253,7 +253,7 @@ class Header:
             named = f" ({shown(self.model)})" if self.model else ""
             raise ZeroBlockError(
                 f"this model's parameters are not those of the journal's base{named}: "
-                f"their names, shapes or order differ, so its noise would fall on other weights{_lacking(self.extra)}"
+                f"their names, shapes or order differ, so its noise would fall on other weights{_lacking(self.extra, model)}"
             )
 
     def rebuild(self, model: nn.Module, *, force: bool = False) -> ZeroOrder:
@@ -288,9 +288,9 @@ class Header:
         return optimizer
 
 
-def _lacking(extra: dict[str, Any]) -> str:
-    """Advice for a model that may lack the adapter of the run."""
-    if "adapter" not in extra:
+def _lacking(extra: dict[str, Any], model: nn.Module) -> str:
+    """Advice for a model that lacks the adapter of the run."""
+    if "adapter" not in extra or hasattr(model, "peft_config"):
         return ""
     return "; the run trained an adapter: first model = zeroblock.adapter.recorded(header.extra).attach(model)"
 

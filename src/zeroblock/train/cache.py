@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import model as models
+from ..adapter import is_adapted
 from ..errors import ZeroBlockError
 from .config import Config
 
@@ -61,6 +62,8 @@ def tokenizer(config: Config) -> Any:
 def model(config: Config) -> nn.Module:
     """Get the model of a run with the weights it starts from; the parameters it may move require gradients."""
     module = _loaded(config)
+    if config.trains and models.is_quantised(module) and not is_adapted(module):
+        raise ZeroBlockError(f"{config.model} is quantised, so its matrices cannot move: add --lora r=8,targets=q,v")
     if config.freeze is not None:
         _freeze(module, [word.strip() for word in config.freeze.split(",")])
     return module
