@@ -70,34 +70,33 @@ def load(model: nn.Module, folder: str) -> nn.Module:
     if config.peft_type == "PREFIX_TUNING":
         config.prefix_projection = False  # what a file holds is projected already
     config.inference_mode = False
-    if next(model.parameters()).is_meta:
-        return by_layer(wrap(model, config))
-    _require_weights(path)
-    try:
-        adapted = peft.PeftModel.from_pretrained(model, str(path), config=config, is_trainable=True)
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise ZeroBlockError(f"{folder} does not fit its base ({' '.join(str(error).split())[:200]})") from error
-    _check(adapted, path)
-    return by_layer(adapted.eval())
+    adapted = wrap(model, config)
+    if not next(model.parameters()).is_meta:
+        _fill_(adapted, path)
+    return by_layer(adapted)
 
 
-def _require_weights(folder: Path) -> None:
-    if not (folder / WEIGHTS).is_file():
-        raise ZeroBlockError(f"{folder} lacks {WEIGHTS}: save the adapter again with PEFT, as safetensors")
-
-
-def _check(adapted: Any, folder: Path) -> None:
-    """Refuse a file with other tensors than the adapter has: PEFT would leave those at random, or out."""
-    from safetensors import safe_open
+def _fill_(adapted: Any, folder: Path) -> None:
+    """Give an adapter the tensors of its file; one that has others is refused, which PEFT would leave out."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
     from .attach import require
 
-    expected = set(require().get_peft_model_state_dict(adapted, save_embedding_layers=False))
-    with safe_open(folder / WEIGHTS, "pt") as file:
-        there = set(file.keys())
-    if odd := sorted(expected ^ there):
-        what = "lacks" if odd[0] in expected else "holds, which zeroblock cannot use,"
-        raise ZeroBlockError(f"{folder / WEIGHTS} {what} {odd[0]}: save the adapter again, for this base")
+    peft, file = require(), folder / WEIGHTS
+    if not file.is_file():
+        raise ZeroBlockError(f"{folder} lacks {WEIGHTS}: save the adapter again with PEFT, as safetensors")
+    try:
+        tensors = load_file(file)
+        expected = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
+        if odd := sorted(expected ^ set(tensors)):
+            raise ValueError(f"it {'lacks' if odd[0] in expected else 'alone has'} {odd[0]}")
+        peft.set_peft_model_state_dict(adapted, tensors)
+    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ZeroBlockError(
+            f"{file} does not fit its base ({reason}): save the adapter again, for this base"
+        ) from error
 
 
 def save(model: Any, folder: str | Path) -> None:

@@ -251,9 +251,10 @@ class Header:
         """Refuse a model with other parameters; one on the meta device will do."""
         if identity.order(model) != self.order:
             named = f" ({shown(self.model)})" if self.model else ""
+            advice = _lacking(self.extra, model)
             raise ZeroBlockError(
                 f"this model's parameters are not those of the journal's base{named}: "
-                f"their names, shapes or order differ, so its noise would fall on other weights{_lacking(self.extra, model)}"
+                f"their names, shapes or order differ, so its noise would fall on other weights{advice}"
             )
 
     def rebuild(self, model: nn.Module, *, force: bool = False) -> ZeroOrder:
