@@ -70,7 +70,9 @@ def load(model: nn.Module, folder: str) -> nn.Module:
     if config.peft_type == "PREFIX_TUNING":
         config.prefix_projection = False  # what a file holds is projected already
     config.inference_mode = False
+    base, config.base_model_name_or_path = config.base_model_name_or_path, None  # PEFT would put its own in place
     adapted = wrap(model, config)
+    config.base_model_name_or_path = base
     if not next(model.parameters()).is_meta:
         _fill_(adapted, path)
     return by_layer(adapted)
