@@ -1,6 +1,6 @@
 """Adapters: small tensors that PEFT adds to a frozen model, and that a run trains in its place."""
 
-from .folder import START, base_of, describe, is_adapted, is_folder, load, restart_, save
+from .folder import START, base_of, describe, is_adapted, is_folder, load, restart_, save, virtual_tokens
 from .spec import Adapter, Lora, Prefix, recorded
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "recorded",
     "restart_",
     "save",
+    "virtual_tokens",
 ]

@@ -24,6 +24,11 @@ def is_adapted(model: object) -> bool:
     return peft is not None and isinstance(model, peft.PeftModel)
 
 
+def virtual_tokens(model: object) -> int:
+    """How many places of the model's context the virtual tokens of an adapter take."""
+    return getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", None) or 0
+
+
 def is_folder(name: str) -> bool:
     """Whether a name means a folder that PEFT saved."""
     return (Path(name).expanduser() / CONFIG).is_file()

@@ -43,7 +43,8 @@ class Config:
 
     model: str = _option(
         dataclasses.MISSING,
-        "Required: smollm2, a model folder, a GGUF file, a hub id, or the shape opt-125m, opt-1.3b or opt-13b.",
+        "Required: smollm2, a folder (a model's or a PEFT adapter's), a GGUF file, a hub id, or a shape: opt-125m, "
+        "opt-1.3b, opt-13b.",
     )
     random_weights: bool = _option(False, "Use random weights in the model's shape, to measure speed.")
     trust_remote_code: bool = _option(False, "Run the Python code that comes with the model.")
