@@ -169,6 +169,9 @@ def test_lora_is_resumed_and_replayed_to_the_bit(
     call("replay", tmp_path / "run", "--out", tmp_path / "out", "--device", "cpu")
     assert {file.name for file in (tmp_path / "out").iterdir()} >= {"adapter_config.json", "tokenizer.json"}
     assert not list((tmp_path / "out").glob("model*"))
+    selected = json.loads((tmp_path / "run" / "summary.json").read_text())["selected_step"]
+    call("replay", tmp_path / "run", "--step", selected, "--out", tmp_path / "best", "--device", "cpu")
+    assert weights(tmp_path / "best") == weights(tmp_path / "run" / "adapter")
     loaded = peft.PeftModel.from_pretrained(base_of(base, dtype=models_of.DTYPES[dtype]), tmp_path / "out").eval()
     assert torch.equal(logits(loaded), logits(final))
 
