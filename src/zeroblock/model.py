@@ -44,7 +44,7 @@ def config(name: str, *, trust_remote_code: bool = False) -> Any:
     if name in OPT:
         shape = OPT[name]
         return OPTConfig(vocab_size=50272, word_embed_proj_dim=shape["hidden_size"], **shape)
-    if adapters.is_folder(name):
+    if _is_adapter(name):
         name = adapters.base_of(name)
     return _read(AutoConfig.from_pretrained, name, "model", trust_remote_code=trust_remote_code)
 
@@ -131,7 +131,7 @@ def load(
     """
     from transformers import AutoModelForCausalLM
 
-    if adapters.is_folder(name):
+    if _is_adapter(name):
         if adapter is not None or random_weights:
             what = "--random-weights" if random_weights else "--lora or --prefix"
             raise ZeroBlockError(f"{name} is an adapter, which is trained further as it is: leave out {what}")
@@ -170,7 +170,9 @@ def load(
 
 
 def is_stored_quantised(name: str, *, trust_remote_code: bool = False) -> bool:
-    """Whether a model's configuration says that its weights are stored in a quantised format."""
+    """Whether a model's configuration says that its weights are quantised; that of a GGUF, slow to read, does not."""
+    if name in OPT or name == "smollm2" or name.endswith(".gguf"):
+        return False
     return getattr(config(name, trust_remote_code=trust_remote_code), "quantization_config", None) is not None
 
 
@@ -182,13 +184,20 @@ def is_quantised(model: nn.Module) -> bool:
     return bool(getattr(quantiser, "packed_modules", None))
 
 
+def _is_adapter(name: str) -> bool:
+    """Whether a name means a folder that PEFT saved; zeroblock's own names do not, whatever files are called."""
+    return name not in NAMES and adapters.is_folder(name)
+
+
 def _adapted(model: nn.Module, name: str, adapter: Adapter | None) -> nn.Module:
     """A model with the adapter that it is to have, or that its folder holds."""
     if adapter is not None:
         model = adapter.attach(model)
-        model.peft_config["default"].base_model_name_or_path = name  # type: ignore[union-attr,index]
+        local = name not in NAMES and Path(name).expanduser().exists()
+        where = str(Path(name).expanduser().resolve()) if local else name
+        model.peft_config["default"].base_model_name_or_path = where  # type: ignore[union-attr,index]
         return model
-    return adapters.load(model, name) if adapters.is_folder(name) else model
+    return adapters.load(model, name) if _is_adapter(name) else model
 
 
 def _check(name: str, report: dict[str, Any]) -> None:
@@ -221,7 +230,7 @@ def tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     source = "smollm2" if name in OPT else name
-    if adapters.is_folder(name) and not (Path(name).expanduser() / "tokenizer_config.json").is_file():
+    if _is_adapter(name) and not (Path(name).expanduser() / "tokenizer_config.json").is_file():
         return tokenizer(adapters.base_of(name), trust_remote_code=trust_remote_code)
     return _read(AutoTokenizer.from_pretrained, source, "tokenizer", trust_remote_code=trust_remote_code)
 
