@@ -204,6 +204,13 @@ def test_an_adapter_is_a_model_to_train_further(opt: Path, data: Path, tmp_path:
 
     config = settings(tmp_path / "first", data, steps=4, eval_every=4, lr=0.1)
     run(config, tmp_path / "run", Kill(2))
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (tmp_path / "run" / "adapter").symlink_to(precious)  # the folder may come from anyone
+    with pytest.raises(ZeroBlockError, match="adapter is a link"):
+        resume(tmp_path / "run")
+    assert not list(precious.iterdir())
+    (tmp_path / "run" / "adapter").unlink()
     resume(tmp_path / "run")
     final = models[-1]
     assert not same(trained(final), trained(first))

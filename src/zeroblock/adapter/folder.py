@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import atomic
 from ..errors import ZeroBlockError
 
 if TYPE_CHECKING:
@@ -114,6 +116,20 @@ def save(model: Any, folder: str | Path) -> None:
         folder: where to.
     """
     model.save_pretrained(folder, save_embedding_layers=False)  # to decide on that, PEFT would ask the hub
+
+
+def keep(model: Any, folder: Path) -> None:
+    """Save an adapter within a run's folder, each file whole or not at all, and never through a link.
+
+    Args:
+        model: with the adapter.
+        folder: where to; it is made if need be.
+    """
+    with tempfile.TemporaryDirectory() as draft:
+        save(model, draft)
+        atomic.make_folder(folder)
+        for name in (CONFIG, WEIGHTS):
+            atomic.write(folder / name, (Path(draft) / name).read_bytes())
 
 
 def restart_(model: Any, run: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .. import adapter, model
+from .. import adapter
 from ..errors import ZeroBlockError
 from ..evaluate.measurement import Measurement
 from ..journal import Header, Journal, Record, replay
@@ -104,7 +104,7 @@ class Session:
             adapter.restart_(self.workload.model, self.folder.path)
         else:
             with self.folder.writing():
-                model.save(self.workload.model, self.folder.path / adapter.START)
+                adapter.keep(self.workload.model, self.folder.path / adapter.START)
 
     @property
     def steps(self) -> int:
@@ -241,7 +241,7 @@ class Session:
         """Save the adapter beside the journal if its step is the best so far on dev; the whole run selects so."""
         seen = [*(one for one in self.folder.measurements if one.split == "dev" and one.step), now]
         if select({one.step: one.evaluation for one in seen}, self.config.objective == "loss") == now.step:
-            model.save(self.workload.model, self.folder.path / ADAPTER)
+            adapter.keep(self.workload.model, self.folder.path / ADAPTER)
 
     def _flush(self) -> None:
         """Wait for every step that was submitted, and write it down."""
