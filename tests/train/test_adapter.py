@@ -349,6 +349,7 @@ def test_a_wrapped_tensor_is_fingerprinted_and_not_trained() -> None:
     [
         {"kind": "lora", "r": "8"},
         {"kind": "lora", "r": True},
+        {"kind": "lora", "seed": -1},
         {"kind": "lora", "targets": [1]},
         {"kind": "prefix", "size": 5},
         {"kind": "poem"},

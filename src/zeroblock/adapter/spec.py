@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
 MAX_SIZE = 4096
 """The largest rank, and the most tokens of a prefix."""
+MAX_ALPHA = 1e6
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Lora:
     def __post_init__(self) -> None:
         if not 1 <= self.r <= MAX_SIZE:
             raise ZeroBlockError(f"lora: r must be from 1 to {MAX_SIZE}, got {self.r}")
-        if not 0 < self.alpha < math.inf:
-            raise ZeroBlockError(f"lora: alpha must be positive, got {self.alpha}")
+        if not 0 < self.alpha <= MAX_ALPHA:
+            raise ZeroBlockError(f"lora: alpha must be positive, and at most {MAX_ALPHA:g}, got {self.alpha:g}")
         if not self.targets or not all(self.targets):
             raise ZeroBlockError("lora: name the modules to adapt, as in targets=q,v")
 
@@ -168,7 +168,11 @@ def recorded(extra: Mapping[str, Any]) -> Adapter | None:
             fields["targets"] = tuple(fields["targets"])
         made = kind(**fields)
         whole = [getattr(made, name) for name in ("r", "tokens", "seed") if hasattr(made, name)]
-        if any(type(one) is not int for one in whole) or not all(isinstance(t, str) for t in fields.get("targets", ())):
+        if (
+            any(type(one) is not int for one in whole)
+            or not 0 <= made.seed < 1 << 64
+            or not all(isinstance(t, str) for t in fields.get("targets", ()))
+        ):
             raise TypeError
     except (TypeError, ValueError, KeyError) as error:
         raise ZeroBlockError(f"the journal's adapter is not one that zeroblock knows: {shown(data)}") from error

@@ -84,7 +84,9 @@ def write_weights(
         raise ZeroBlockError(f"the journal names its base '{shown(name)}', which is no name: give --model")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ZeroBlockError(f"{str(out)!r} exists already: give a new folder with --out")
-    dtype = header.extra.get("dtype") if header.dtype == "mixed" else getattr(torch, header.dtype)  # one of four
+    named = header.extra.get("dtype")
+    known = models.DTYPES.get(named) if isinstance(named, str) else None
+    dtype = known if header.dtype == "mixed" else getattr(torch, header.dtype)  # one of four, as its reader has checked
     if dtype is None:
         raise ZeroBlockError("the base has several dtypes: load it in Python, then zeroblock.load(model, FILE)")
     if model in models.OPT:
