@@ -60,6 +60,12 @@ def product(module: nn.Module) -> Literal["linear", "transposed", "embedding"] |
     return None
 
 
+def virtual_tokens(model: nn.Module) -> str:
+    """The type of an adapter of PEFT that puts virtual tokens before the text; empty for every other model."""
+    config: Any = getattr(model, "active_peft_config", None)
+    return str(config.peft_type.value) if config is not None and config.is_prompt_learning else ""
+
+
 def counts_places(config: Any) -> bool:
     """Whether a model measures distances by places of the row, where its attention is not told what to see."""
     return any(bool(_field(config, name)) for name in COUNTS_PLACES)

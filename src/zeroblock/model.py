@@ -1,4 +1,4 @@
-"""Models by name: a local folder, a GGUF file, a hub id, ``smollm2``, or a built-in shape of OPT."""
+"""Models by name: a local folder (also of an adapter), a GGUF file, a hub id, ``smollm2``, or a built-in OPT shape."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import adapter as adapters
+from .adapter import Adapter
 from .errors import ZeroBlockError, ZeroBlockWarning, unknown
 
 OPT: dict[str, dict[str, Any]] = {
@@ -42,13 +44,20 @@ def config(name: str, *, trust_remote_code: bool = False) -> Any:
     if name in OPT:
         shape = OPT[name]
         return OPTConfig(vocab_size=50272, word_embed_proj_dim=shape["hidden_size"], **shape)
+    if _is_adapter(name):
+        name = adapters.base_of(name)
     return _read(AutoConfig.from_pretrained, name, "model", trust_remote_code=trust_remote_code)
 
 
-def skeleton(name: str, *, trust_remote_code: bool = False) -> nn.Module:
+def skeleton(name: str, *, trust_remote_code: bool = False, adapter: Adapter | None = None) -> nn.Module:
     """Build a model on the meta device: names and shapes, no weights.
 
     It is a causal language model if the architecture has one, else the bare encoder or encoder-decoder.
+
+    Args:
+        name: see the module.
+        trust_remote_code: run the code that comes with a model of the hub or of a folder.
+        adapter: put into the model.
     """
     from transformers import AutoModel, AutoModelForCausalLM
 
@@ -59,7 +68,7 @@ def skeleton(name: str, *, trust_remote_code: bool = False) -> nn.Module:
         except ValueError:
             model = AutoModel.from_config(loaded, trust_remote_code=trust_remote_code)
     model.tie_weights()  # type: ignore[operator]
-    return model
+    return _adapted(model, name, adapter)
 
 
 def find_device(name: torch.device | str = "auto") -> torch.device:
@@ -101,12 +110,14 @@ def load(
     random_weights: bool = False,
     seed: int = 0,
     trust_remote_code: bool = False,
+    adapter: Adapter | None = None,
     **options: Any,
 ) -> nn.Module:
     """Load a causal language model with its weights, in evaluation mode.
 
     Weights are read from safetensors or GGUF, never from a pickle.  A checkpoint that lacks a
-    tensor is refused, because transformers would draw that tensor at random.
+    tensor is refused, because transformers would draw that tensor at random.  A folder that PEFT
+    saved is loaded with its base, frozen but for the adapter.
 
     Args:
         name: see the module; the shapes of OPT have random weights only.
@@ -115,10 +126,17 @@ def load(
         random_weights: build the shape with weights drawn on the device, to measure speed.
         seed: of the random weights.
         trust_remote_code: run the code that comes with a model of the hub or of a folder.
+        adapter: put into the model, whose own weights are frozen then.
         options: passed on to transformers, such as ``attn_implementation``.
     """
     from transformers import AutoModelForCausalLM
 
+    if _is_adapter(name):
+        if adapter is not None or random_weights:
+            what = "--random-weights" if random_weights else "--lora or --prefix"
+            raise ZeroBlockError(f"{name} is an adapter, which is trained further as it is: leave out {what}")
+        base = load(adapters.base_of(name), dtype, device, trust_remote_code=trust_remote_code, **options)
+        return _adapted(base, name, None)
     target = find_device(device)
     kind = precision(dtype, target)
     model: nn.Module
@@ -133,6 +151,8 @@ def load(
             f"hub with facebook/{name}"
         )
     else:
+        if is_stored_quantised(name, trust_remote_code=trust_remote_code):
+            options = {"device_map": {"": target}} | options  # such a model is made on its device and never moved
         model, report = _read(
             AutoModelForCausalLM.from_pretrained,
             name,
@@ -144,7 +164,40 @@ def load(
             **options,
         )
         _check(name, report)
-    return model.to(target).eval()
+        if getattr(model, "_hf_peft_config_loaded", False):
+            raise ZeroBlockError(f"{name} is an adapter on the hub: hf download {name} --local-dir DIR, then give DIR")
+    return _adapted(model if is_quantised(model) else model.to(target), name, adapter).eval()
+
+
+def is_stored_quantised(name: str, *, trust_remote_code: bool = False) -> bool:
+    """Whether a model's configuration says that its weights are quantised; that of a GGUF, slow to read, does not."""
+    if name in OPT or name == "smollm2" or name.endswith(".gguf"):
+        return False
+    return getattr(config(name, trust_remote_code=trust_remote_code), "quantization_config", None) is not None
+
+
+def is_quantised(model: nn.Module) -> bool:
+    """Whether transformers keeps weights of a model in a quantised format; those of a GGUF are expanded as a rule."""
+    quantiser: Any = getattr(model, "hf_quantizer", None)
+    if quantiser is None or getattr(quantiser.quantization_config, "quant_method", None) != "gguf":
+        return quantiser is not None
+    return bool(getattr(quantiser, "packed_modules", None))
+
+
+def _is_adapter(name: str) -> bool:
+    """Whether a name means a folder that PEFT saved; zeroblock's own names do not, whatever files are called."""
+    return name not in NAMES and adapters.is_folder(name)
+
+
+def _adapted(model: nn.Module, name: str, adapter: Adapter | None) -> nn.Module:
+    """A model with the adapter that it is to have, or that its folder holds."""
+    if adapter is not None:
+        model = adapter.attach(model)
+        local = name not in NAMES and Path(name).expanduser().exists()
+        where = str(Path(name).expanduser().resolve()) if local else name
+        model.peft_config["default"].base_model_name_or_path = where  # type: ignore[union-attr,index]
+        return model
+    return adapters.load(model, name) if _is_adapter(name) else model
 
 
 def _check(name: str, report: dict[str, Any]) -> None:
@@ -177,7 +230,42 @@ def tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     source = "smollm2" if name in OPT else name
+    if _is_adapter(name) and not (Path(name).expanduser() / "tokenizer_config.json").is_file():
+        return tokenizer(adapters.base_of(name), trust_remote_code=trust_remote_code)
     return _read(AutoTokenizer.from_pretrained, source, "tokenizer", trust_remote_code=trust_remote_code)
+
+
+def save(model: Any, folder: str | Path, tokenizer: Any = None) -> None:
+    """Save a model as ``from_pretrained`` loads it: an adapter as PEFT saves it, any other model whole.
+
+    Args:
+        model: of transformers or of PEFT.
+        folder: where to.
+        tokenizer: saved beside it.
+    """
+    with bars(), _without_advice():
+        if adapters.is_adapted(model):
+            adapters.save(model, folder)
+        else:
+            with _expanded(model):
+                model.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _expanded(model: Any) -> Iterator[None]:
+    """A context in which what was a GGUF can be saved: its weights were expanded when they were read."""
+    quantizer, quantized = getattr(model, "hf_quantizer", None), getattr(model.config, "quantization_config", None)
+    if quantized is None or is_quantised(model):
+        yield
+        return
+    try:
+        model.hf_quantizer = None
+        del model.config.quantization_config
+        yield
+    finally:
+        model.hf_quantizer, model.config.quantization_config = quantizer, quantized
 
 
 def _read(reader: Callable[..., Any], name: str, kind: str, **options: Any) -> Any:

@@ -27,7 +27,7 @@ OTHER = {
     "device": "cuda:1", "task": "./own.toml", "data": "some/folder", "data_seed": 7, "train": 10, "dev": 11,
     "test": 12, "train_tokens": 30, "max_length": 99, "method": "lozo", "calibrate": True, "lr": 1e-300,
     "eps": 3, "steps": 17, "batch_size": 3, "accumulate": 2, "seed": 2**64 - 1, "weight_decay": 0.1, "interval": 4,
-    "fold": 1, "turns": "last", "ending": "newline", "metric": "f1",
+    "fold": 1, "turns": "last", "ending": "newline", "metric": "f1", "lora": "r=4,alpha=8.5,targets=q_proj",
     "freeze": "a*", "rank": 3, "probes": 2, "clip": 4, "as_published": True, "rounding": "nearest",
     "lr_schedule": "cosine", "warmup": 5,
     "objective": "accuracy", "loss_over": "examples", "eval_every": 6, "eval_start": False, "eval_limit": 9,
@@ -40,7 +40,7 @@ def test_round_trip_of_every_setting(tmp_path: Path) -> None:
     config = Config.of(OTHER)
     plain = Config.of(BASE)
     same = {f.name for f in dataclasses.fields(Config) if getattr(config, f.name) == getattr(plain, f.name)}
-    assert same == {"shots", "partition", "schedule", "keep"}  # which lozo does not have
+    assert same == {"shots", "partition", "schedule", "keep", "prefix"}  # which lozo does not have, or not with lora
     for one in (config, plain, Config.of({**BASE, "schedule": "flip-flop", "partition": "layers:2"})):
         (tmp_path / "run.toml").write_text("# a comment\n" + one.dump(), encoding="utf-8")
         assert Config.load(tmp_path / "run.toml", trust_remote_code=one.trust_remote_code) == one

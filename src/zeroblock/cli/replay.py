@@ -210,10 +210,11 @@ def write_weights(
         random_weights: whether the journal may ask for random weights, which take any amount of memory; by default
             the one in a run's folder may, and another one if forced.
     """
+    from .. import model as models
     from ..journal import finite, read
     from ..journal.base import Base
+    from ..journal.format import locate
     from ..journal.share import check_whole, is_own
-    from ..train.snapshot import write_model
 
     contents = read(place, step)
     if step is None:
@@ -221,14 +222,15 @@ def write_weights(
     header = contents.header
     if random_weights is None:
         random_weights = force or is_own(contents, place)
-    base = Base(header, model, device, trust_remote_code, random_weights)
+    run = locate(place).parent if is_own(contents, place) else None
+    base = Base(header, model, device, trust_remote_code, random_weights, run)
     check_new(out)
     base.check()
     module = base.load()
     optimizer = header.rebuild(module, force=force)
     with _bar(len(contents.records)) as progress:
         finite.advance(optimizer, contents.records, lambda: header.rebuild(base.load(), force=True), progress)
-    write_model(out, module, base.tokenizer())
+    models.save(module, out, base.tokenizer())
     typer.echo(f"{out}: {base.name} after {len(contents.records):,} steps")
     return len(contents.records)
 

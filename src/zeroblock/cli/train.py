@@ -123,7 +123,8 @@ def train(
 def default_out(config: Config) -> Path:
     """Name a folder after the run in it."""
     rate = "" if config.lr is None else f"-lr{config.lr:g}"
-    return Path("runs") / f"{Path(config.task).stem}-{config.method}{rate}-seed{config.seed}"
+    adapter = "-lora" if config.lora else "-prefix" if config.prefix else ""
+    return Path("runs") / f"{Path(config.task).stem}-{config.method}{adapter}{rate}-seed{config.seed}"
 
 
 def view(quiet: bool, json: bool) -> Any:

@@ -32,7 +32,7 @@ class Forward:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.device, self.dtype = next((p.device, p.dtype) for p in model.parameters())
+        self.device, self.dtype = next((p.device, p.dtype) for p in model.parameters() if p.is_floating_point())
         self.numel = sum(p.numel() for p in model.parameters())
         self.anatomy = Anatomy(model)
         self.configs = configs(model)

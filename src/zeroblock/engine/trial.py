@@ -30,6 +30,12 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
         forward: of the model; its ``max_length`` is set, too.
         multiples: that the lengths of the trial's row are rounded up to.
     """
+    virtual = family.virtual_tokens(forward.model)
+    if virtual not in ("", "PREFIX_TUNING"):
+        raise ZeroBlockError(
+            f"an adapter of type {virtual} puts tokens into the text, so its scores would be those of other tokens: "
+            "use LoRA or prefix tuning"
+        )
     examples = _specimens(forward)
     with exclusive(forward.model), evaluation(forward.model):
         try:
@@ -40,6 +46,11 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
             raise ZeroBlockError(
                 f"{type(forward.model).__name__} does not run on a short text ({one_line(error)})"
             ) from error
+        if virtual:
+            forward.reason = (
+                "a prefix is handed to every example as past_key_values, for which a packed row has no place"
+            )
+            return False
         if compiled(forward.model):
             forward.reason = "it is compiled; give the plain model, whose steps are captured as graphs on a GPU"
             return False

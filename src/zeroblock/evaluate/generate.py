@@ -37,7 +37,8 @@ def generate(
     """
     from transformers import GenerationConfig
 
-    own: Any = model.generation_config
+    holder: Any = getattr(model, "get_base_model", lambda: model)()  # within an adapter of PEFT
+    own: Any = holder.generation_config
     ends = _ends(tokenizer, stop) | _ids(own.eos_token_id)  # the turns of a chat may end with a token of their own
     padding = next(iter(ends), 0) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
     greedy = GenerationConfig(
@@ -45,7 +46,7 @@ def generate(
     )
     device = next(model.parameters()).device
     texts = [""] * len(prompts)
-    model.generation_config = GenerationConfig()  # the model's own settings (penalties, beams) must not be filled in
+    holder.generation_config = GenerationConfig()  # the model's own settings (penalties, beams) must not be filled in
     try:
         for batch in _batches(prompts, rows):
             check()
@@ -61,7 +62,7 @@ def generate(
             for i, new in zip(batch, tokens[:, width:].tolist(), strict=True):
                 texts[i] = _text(tokenizer, new, ends, stop)
     finally:
-        model.generation_config = own
+        holder.generation_config = own
     return texts
 
 

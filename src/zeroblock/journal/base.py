@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from .. import adapter
 from .. import model as models
 from ..errors import ZeroBlockError, shown
 from .header import Header
@@ -25,6 +27,7 @@ class Base:
         device: auto, cpu, cuda or cuda:N.
         trust_remote_code: run the code that comes with the model.
         random_weights: whether the header may ask for random weights, which take any amount of memory.
+        run: the folder of the run, if the journal lies in it; it keeps the start of a prefix.
     """
 
     header: Header
@@ -32,13 +35,14 @@ class Base:
     device: str = "auto"
     trust_remote_code: bool = False
     random_weights: bool = False
+    run: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
             raise ZeroBlockError("the journal does not name its base: give --model (in Python, load it yourself)")
         if self.model is None and shown(self.name, 4096) != self.name:
             raise ZeroBlockError(f"the journal names its base '{shown(self.name)}', which is no name: give --model")
-        if self.header.dtype == "mixed":
+        if self._dtype is None:
             raise ZeroBlockError("the base has several dtypes: load it in Python, then zeroblock.load(model, FILE)")
         if self.model in models.OPT:
             raise ZeroBlockError(f"{self.model} is a shape without weights: give the base that the run began with")
@@ -57,22 +61,36 @@ class Base:
     def _random(self) -> bool:
         return self.model is None and self.header.extra.get("random_weights") is True
 
+    @property
+    def _dtype(self) -> torch.dtype | None:
+        """The dtype of the base; adapters may have another one than their base, which the header then names."""
+        if self.header.dtype != "mixed":
+            known: torch.dtype = getattr(torch, self.header.dtype)  # one of four, which the header's reader has checked
+            return known
+        named = self.header.extra.get("dtype")
+        return models.DTYPES.get(named) if isinstance(named, str) else None
+
     def check(self) -> None:
         """Compare names and shapes with the header, before any memory is taken for the weights."""
-        if not self.trust_remote_code:  # a skeleton runs no code of the model's
-            self.header.check_order(models.skeleton(self.name))
+        if not self.trust_remote_code and not models.is_stored_quantised(self.name):
+            made = adapter.recorded(self.header.extra)
+            self.header.check_order(models.skeleton(self.name, adapter=made))  # which runs no code of the model's
 
     def load(self) -> nn.Module:
         """Load the base weights in the dtype of the run."""
         with _out_of_memory(f"{self.name} in {self.header.dtype}"):
-            return models.load(
+            loaded: nn.Module = models.load(
                 self.name,
-                getattr(torch, self.header.dtype),  # one of four, which the header's reader has checked
+                self._dtype,
                 self.device,
                 random_weights=self._random,
                 seed=self.header.seed,
                 trust_remote_code=self.trust_remote_code,
+                adapter=adapter.recorded(self.header.extra),
             )
+        if self.run is not None:
+            adapter.restart_(loaded, self.run)
+        return loaded
 
     def tokenizer(self) -> Any:
         """Load the tokenizer of the base."""

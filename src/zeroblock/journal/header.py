@@ -244,16 +244,17 @@ class Header:
             other = f", and they are {dtypes} where the run had {self.dtype}" if dtypes != self.dtype else ""
             raise ZeroBlockError(
                 f"the journal starts from other base weights{named}: their fingerprint is {shown(self.fingerprint)}, "
-                f"these have {fingerprint}{other}; give the model it was trained from"
+                f"these have {fingerprint}{other}; give the model it was trained from{_rounded(self.extra)}"
             )
 
     def check_order(self, model: nn.Module) -> None:
         """Refuse a model with other parameters; one on the meta device will do."""
         if identity.order(model) != self.order:
             named = f" ({shown(self.model)})" if self.model else ""
+            advice = _lacking(self.extra, model)
             raise ZeroBlockError(
                 f"this model's parameters are not those of the journal's base{named}: "
-                "their names, shapes or order differ, so its noise would fall on other weights"
+                f"their names, shapes or order differ, so its noise would fall on other weights{advice}"
             )
 
     def rebuild(self, model: nn.Module, *, force: bool = False) -> ZeroOrder:
@@ -286,6 +287,21 @@ class Header:
         )
         self._check_method(optimizer)
         return optimizer
+
+
+def _lacking(extra: dict[str, Any], model: nn.Module) -> str:
+    """Advice for a model that lacks the adapter of the run."""
+    if "adapter" not in extra or hasattr(model, "peft_config"):
+        return ""
+    return "; the run trained an adapter: first model = zeroblock.adapter.recorded(header.extra).attach(model)"
+
+
+def _rounded(extra: dict[str, Any]) -> str:
+    """Advice for a prefix whose start another machine has computed."""
+    made = extra.get("adapter")
+    if not isinstance(made, dict) or made.get("kind") != "prefix":
+        return ""
+    return ", or accept with --force (force=True) that the prefix began with other last bits on another machine"
 
 
 def _method(optimizer: ZeroOrder) -> dict[str, Any]:

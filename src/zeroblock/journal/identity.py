@@ -75,13 +75,22 @@ def _of_module(model: nn.Module) -> Iterator[Leaf]:
     for name, param in model.named_parameters():
         if param.is_meta:
             raise ZeroBlockError(f"{name!r} is on the meta device; load the weights first")
+        yield from _of_tensor(name, param)
 
-        def pieces(starts: list[int], length: int, param: Tensor = param) -> bytes:
-            flat, width = param.detach().reshape(-1), param.element_size()
-            taken = torch.cat([flat[a // width : (a + length) // width] for a in starts])
-            return taken.view(torch.uint8).cpu().numpy().tobytes() if taken.numel() else b""
 
-        yield Leaf(name, str(param.dtype).removeprefix("torch."), tuple(param.shape), param.nbytes, pieces)
+def _of_tensor(name: str, tensor: Tensor) -> Iterator[Leaf]:
+    """A tensor as one leaf; one that wraps others (quantised numbers and their scales) as the leaves of those."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        for part in tensor.__tensor_flatten__()[0]:
+            yield from _of_tensor(f"{name}.{part}", getattr(tensor, part))
+        return
+
+    def pieces(starts: list[int], length: int) -> bytes:
+        flat, width = tensor.detach().reshape(-1), tensor.element_size()
+        taken = torch.cat([flat[a // width : (a + length) // width] for a in starts])
+        return taken.view(torch.uint8).cpu().numpy().tobytes() if taken.numel() else b""
+
+    yield Leaf(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.nbytes, pieces)
 
 
 def _of_folder(place: Path) -> Iterator[Leaf]:

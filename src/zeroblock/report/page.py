@@ -171,6 +171,8 @@ def _facts(folder: Path, config: Config, summary: Mapping[str, Any], steps: Step
         lines.append(f"- {summary['steps']:,} steps: {settings}; all settings are in [config.toml](config.toml)")
     if summary.get("skipped"):
         lines.append(f"- steps that changed nothing, because their loss was not finite: {summary['skipped']:,}")
+    if isinstance(summary.get("adapter"), str):
+        lines.append(f"- [adapter](adapter), as PEFT saves it: {shown(summary['adapter'], MAX_HEADING)}")
     lines.append(f"- {summary['seconds']:,.1f} seconds in all")
     if summary.get("peak_memory"):
         lines.append(f"- peak memory {summary['peak_memory'] / 2**30:.2f} GiB")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import model as models
+from ..adapter import is_adapted
 from ..errors import ZeroBlockError
 from .config import Config
 
@@ -61,6 +62,8 @@ def tokenizer(config: Config) -> Any:
 def model(config: Config) -> nn.Module:
     """Get the model of a run with the weights it starts from; the parameters it may move require gradients."""
     module = _loaded(config)
+    if config.trains and models.is_quantised(module) and not is_adapted(module):
+        raise ZeroBlockError(f"{config.model} is quantised, so its matrices cannot move: add --lora r=8,targets=q,v")
     if config.freeze is not None:
         _freeze(module, [word.strip() for word in config.freeze.split(",")])
     return module
@@ -100,6 +103,7 @@ def _loaded(config: Config) -> nn.Module:
         random_weights=config.random_weights,
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
+        adapter=config.adapter,
     )
     if cache is not None and sum(param.nbytes for param in module.parameters()) <= MAX_CACHED_BYTES:
         cache.model = (key, module, {name: _copy(param) for name, param in module.named_parameters()})
@@ -113,4 +117,5 @@ def _copy(param: Tensor) -> Tensor:
 
 def _key(config: Config) -> Key:
     seed = config.seed if config.random_weights else None
-    return (config.model, config.dtype, config.device, config.random_weights, seed, config.trust_remote_code)
+    kind = (config.model, config.dtype, config.device, config.random_weights, seed, config.trust_remote_code)
+    return (*kind, config.adapter)

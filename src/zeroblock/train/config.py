@@ -14,6 +14,7 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ..adapter import Adapter, Lora, Prefix
 from ..errors import ZeroBlockError, ZeroBlockWarning, unknown
 from ..report.track import TRACKERS
 
@@ -45,7 +46,8 @@ class Config:
 
     model: str = _option(
         dataclasses.MISSING,
-        "Required: smollm2, a model folder, a GGUF file, a hub id, or the shape opt-125m, opt-1.3b or opt-13b.",
+        "Required: smollm2, a folder (a model's or a PEFT adapter's), a GGUF file, a hub id, or a shape: opt-125m, "
+        "opt-1.3b, opt-13b.",
     )
     random_weights: bool = _option(False, "Use random weights in the model's shape, to measure speed.")
     trust_remote_code: bool = _option(False, "Run the Python code that comes with the model.")
@@ -91,6 +93,10 @@ class Config:
     freeze: str | None = _option(
         None, "Parameters that must not change: names with commas between, * matches anything."
     )
+    lora: str | None = _option(
+        None, "Train a LoRA adapter, as in r=8,targets=q,v (alpha is 16); MeZO takes lr 1e-4 and eps 1e-2."
+    )
+    prefix: int | None = _option(None, "Train a prefix of this many virtual tokens; MeZO takes 5, lr 1e-2, eps 0.1.", 1)
     objective: Literal["loss", "accuracy", "f1", "exact_match"] = _option(
         "loss", "What the steps improve: loss, or the task's metric itself (accuracy, f1 or exact_match)."
     )
@@ -153,6 +159,7 @@ class Config:
             if getattr(self, name) >= 1 << bits:
                 raise ZeroBlockError(f"{name} must be below 2**{bits}, got {getattr(self, name)}")
         self._check_method()
+        self._check_adapter()
         if self.rounding == "stochastic":  # the default, so that both spellings are one configuration
             object.__setattr__(self, "rounding", None)
         if self.track is not None and self.track not in TRACKERS:
@@ -182,6 +189,22 @@ class Config:
         if self.method == BACKPROPAGATION and self.objective != "loss":
             raise ZeroBlockError(f"ft follows a gradient, and {self.objective} has none: use objective loss")
         check(self)
+
+    def _check_adapter(self) -> None:
+        if self.lora is not None and self.prefix is not None:
+            raise ZeroBlockError("a run trains one adapter: give --lora or --prefix, not both")
+        made = self.adapter
+        if made is not None and not self.trains:
+            raise ZeroBlockError(f"{self.method} does not train: leave out --lora and --prefix")
+        if self.lora is not None and made is not None:  # so that all spellings are one configuration
+            object.__setattr__(self, "lora", made.text)
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter that the run makes and trains; None if it trains the model's own weights."""
+        if self.lora is not None:
+            return Lora.parse(self.lora, self.seed)
+        return None if self.prefix is None else Prefix(self.prefix, self.seed)
 
     @property
     def trains(self) -> bool:

@@ -7,6 +7,7 @@ steps.csv       one step per line
 summary.json    the result, once the run has finished; summary.md and figures/ for people
 snapshot/       weights and optimizer state of some step, if asked for
 model/          weights of the dev-selected step for from_pretrained, for ft
+adapter/        the adapter of the selected step, as PEFT saves it, where one is trained; start/ is a prefix at step 0
 .lock           held by the process that writes
 """
 

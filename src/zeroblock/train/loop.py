@@ -132,6 +132,7 @@ def _begin(config: Config, folder: Folder, view: View, again: bool = False) -> R
     header = Header.of(
         session.learner.optimizer, model=config.model, task=Path(config.task).name, data=workload.fingerprint,
         method=config.method, random_weights=config.random_weights, exams=workload.exam_digest,
+        **session.origin,
     )  # fmt: skip
     with Journal.create(folder.journal, header, fsync=config.fsync) as journal:
         session.journal = journal

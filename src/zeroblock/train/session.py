@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .. import adapter
 from ..errors import ZeroBlockError
 from ..evaluate.measurement import Measurement
 from ..journal import Header, Journal, Record, replay
@@ -28,6 +29,8 @@ from .lr import lr_at
 from .stop import Stop, Stopped
 from .workload import Workload
 
+ADAPTER = "adapter"
+"""The folder within a run's for the adapter of its selected step, as PEFT saves it."""
 BUFFERED_STEPS = 10_000
 """Steps that are kept in memory before they are written to ``steps.csv``."""
 
@@ -64,6 +67,8 @@ class Session:
     def __init__(self, workload: Workload, folder: Folder, view: View, journal: Journal | None = None) -> None:
         self.workload, self.folder, self.view, self.journal = workload, folder, view, journal
         self.config = workload.config
+        if self.config.prefix is not None:
+            self._settle_start()
         self.learner = learner(self.config, workload.model, self._on_step) if self.config.trains else None
         self.meter = Meter(self.config.steps, self.learner.blocks if self.learner else ())
         self.tracker: Tracker = Silent()
@@ -79,6 +84,27 @@ class Session:
         """Whether this sitting has added to the run. One that the clock ends must, or the run would never end."""
         self.seconds_before = 0.0
         self.start = time.monotonic()
+
+    @property
+    def adapted(self) -> bool:
+        """Whether the run trains an adapter."""
+        return adapter.is_adapted(self.workload.model) and self.learner is not None
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """For the journal's header: what it takes to make the weights of step 0, besides the name of the base."""
+        made = self.config.adapter
+        origin: dict[str, Any] = {"adapter": made.record(self.workload.model)} if made else {}
+        dtypes = {param.dtype for param in self.workload.model.parameters()}
+        return origin | ({"dtype": self.config.dtype} if len(dtypes) > 1 else {})
+
+    def _settle_start(self) -> None:
+        """Keep the start of a prefix with the run, or take the one that is kept: another machine computes another."""
+        if self.journal is not None:
+            adapter.restart_(self.workload.model, self.folder.path)
+        else:
+            with self.folder.writing():
+                adapter.keep(self.workload.model, self.folder.path / adapter.START)
 
     @property
     def steps(self) -> int:
@@ -127,6 +153,8 @@ class Session:
         """Run to the end, or to where the run is stopped."""
         for note in self.workload.notes:
             self.view.note(note)
+        if self.adapted:
+            self.view.note(adapter.describe(self.workload.model))
         with contextlib.ExitStack() as stack:
             stack.callback(self.view.close)
             with self.folder.writing():
@@ -209,9 +237,13 @@ class Session:
         self.meter.pause()
 
     def _keep(self) -> None:
-        """Keep the weights if dev selects them, so far; a journal keeps those of every step."""
+        """Keep weights or adapter if dev selects them, so far; a journal keeps the weights of every step."""
         chosen = select_measured(self.config, self.folder.measurements)
-        if self.learner is not None and self.config.save_weights and chosen and chosen.step == self.steps:
+        if chosen is None or chosen.step != self.steps:
+            return
+        if self.adapted:
+            adapter.keep(self.workload.model, self.folder.path / ADAPTER)
+        if self.learner is not None and self.config.save_weights:
             self.learner.keep(self.folder.model, self.workload.evaluator.tokenizer)
 
     def _flush(self) -> None:
@@ -255,6 +287,8 @@ class Session:
         if self.learner is not None:
             summary |= {"lr": self.config.lr, "seed": self.config.seed, "data_seed": self.config.data_seed}
             summary |= {"blocks": len(self.learner.blocks), "skipped": self.skipped}
+        if self.adapted:
+            summary["adapter"] = adapter.describe(self.workload.model)
         return summary
 
 

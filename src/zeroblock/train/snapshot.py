@@ -54,32 +54,10 @@ def save_model(folder: Path, model: Any, tokenizer: Any, step: int) -> None:
         tokenizer: of the model.
         step: whose weights they are, for messages.
     """
+    from .. import model as models
+
     with _replacing(folder, f"the weights of step {step}", "then start the run again") as new:
-        write_model(new, model, tokenizer)
-
-
-def write_model(folder: Path, model: Any, tokenizer: Any) -> None:
-    """Write a model and its tokenizer as ``from_pretrained`` reads them.
-
-    Args:
-        folder: a new or empty one.
-        model: of transformers.
-        tokenizer: of the model.
-    """
-    from ..model import bars
-
-    quantizer, quantized = getattr(model, "hf_quantizer", None), getattr(model.config, "quantization_config", None)
-    if quantized is not None:
-        # The weights of a GGUF were expanded when they were read, but transformers refuses to save such a model.
-        model.hf_quantizer = None
-        del model.config.quantization_config
-    try:
-        with bars():
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-    finally:
-        if quantized is not None:
-            model.hf_quantizer, model.config.quantization_config = quantizer, quantized
+        models.save(model, new, tokenizer)
 
 
 @contextlib.contextmanager

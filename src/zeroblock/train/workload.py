@@ -14,6 +14,7 @@ from torch import nn
 
 from .. import model as models
 from .. import task as tasks
+from ..adapter import virtual_tokens
 from ..engine import Engine
 from ..errors import ZeroBlockError
 from ..evaluate.demonstration import Demonstrations
@@ -137,7 +138,7 @@ def prepare(
     tell(f"loading {config.model} ({config.dtype}, {models.find_device(config.device)})")
     model: Any = cache.model(config)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_length
-    encoder = task.encoder(tokenizer, min(config.max_length, longest))
+    encoder = task.encoder(tokenizer, min(config.max_length, longest - virtual_tokens(model)))
     graphs = {"auto": None, "on": True, "off": False}[config.graphs]
     engine = Engine(model, fork=config.engine == "forked", max_tokens=config.max_tokens, graphs=graphs)
     demonstrations = Demonstrations(rows.train, config.shots, config.data_seed)
