@@ -104,8 +104,9 @@ class Browser:
         """
         target = self._call("Target.createTarget", {"url": "about:blank"})["targetId"]
         tab = self._call("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self._call(f"{domain}.enable", session=tab)
+        self._call("Page.enable", session=tab)
+        self._call("Target.setAutoAttach", {"autoAttach": True, "waitForDebuggerOnStart": False, "flatten": True}, tab)
+        self._listen(tab)
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self._call("Emulation.setDeviceMetricsOverride", metrics, tab)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -126,6 +127,11 @@ class Browser:
         self._call("Target.closeTarget", {"targetId": target})
         return visit
 
+    def _listen(self, session: str) -> None:
+        """Be told of a tab's or a worker's errors and requests; a worker that fails to start never answers."""
+        for domain in ("Runtime", "Log", "Network"):
+            self._send(f"{domain}.enable", session=session)
+
     def _wait(self, visit: Visit, loaded: bool = False) -> None:
         """Take events in until the page has loaded and is quiet."""
         under_way: dict[str, str] = {}
@@ -143,6 +149,10 @@ class Browser:
                 under_way[params["requestId"]] = url = params["request"]["url"]
                 if not url.startswith("data:"):
                     visit.requests.append(url)
+            elif method == "Target.attachedToTarget":  # a worker: its script has arrived, which the page is not told
+                started = params["targetInfo"]["url"]
+                under_way = {number: url for number, url in under_way.items() if url != started}
+                self._listen(params["sessionId"])
             elif method == "Network.responseReceived" and params["response"]["status"] >= 400:
                 visit.failed.append(f"{params['response']['status']} {params['response']['url']}")
             elif method == "Network.loadingFinished":
@@ -155,7 +165,7 @@ class Browser:
                 visit.errors.append(error)
         raise TimeoutError(f"the page is never quiet; under way: {sorted(under_way.values())}")
 
-    def _call(self, method: str, params: dict[str, Any] | None = None, session: str | None = None) -> dict[str, Any]:
+    def _send(self, method: str, params: dict[str, Any] | None = None, session: str | None = None) -> int:
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": params or {}}
         if session is not None:
@@ -163,6 +173,10 @@ class Browser:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message).encode() + b"\0")
         self._process.stdin.flush()
+        return number
+
+    def _call(self, method: str, params: dict[str, Any] | None = None, session: str | None = None) -> dict[str, Any]:
+        number = self._send(method, params, session)
         while (answer := self._read(PATIENCE_S)) is not None:
             if answer.get("id") == number:
                 if "error" in answer:
