@@ -61,7 +61,7 @@ class Visit:
 
 
 class Browser:
-    """One Chromium process; ``open`` gives every page a fresh tab."""
+    """One Chromium process; ``open`` gives every page a tab and a memory of its own."""
 
     def __enter__(self) -> Browser:
         assert CHROMIUM is not None
@@ -102,7 +102,8 @@ class Browser:
             full: take a picture of the whole page instead of the window.
             ask: a JavaScript expression; its value (or that of its promise) becomes ``answer``.
         """
-        target = self._call("Target.createTarget", {"url": "about:blank"})["targetId"]
+        fresh = self._call("Target.createBrowserContext")["browserContextId"]  # pages remember nothing of each other
+        target = self._call("Target.createTarget", {"url": "about:blank", "browserContextId": fresh})["targetId"]
         tab = self._call("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
         self._call("Page.enable", session=tab)
         self._call("Target.setAutoAttach", {"autoAttach": True, "waitForDebuggerOnStart": False, "flatten": True}, tab)
@@ -124,7 +125,7 @@ class Browser:
             size = self._call("Page.getLayoutMetrics", session=tab)["cssContentSize"]
             picture |= {"captureBeyondViewport": True, "clip": size | {"scale": 1}}
         visit.screenshot = base64.b64decode(self._call("Page.captureScreenshot", picture, tab)["data"])
-        self._call("Target.closeTarget", {"targetId": target})
+        self._call("Target.disposeBrowserContext", {"browserContextId": fresh})
         return visit
 
     def _listen(self, session: str) -> None:
