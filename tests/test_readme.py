@@ -22,14 +22,16 @@ README = (ROOT / "README.md").read_text()
 MAX_LINES = 150
 QUICK = {
     "demo": "--help",  # five minutes otherwise
-    "train": "--steps 4 --eval-every 2 --batch-size 2 --eval-limit 2 --quiet",
+    "train": "--steps 4 --eval-every 2 --batch-size 2 --eval-limit 2 --quiet --max-minutes 1e-6",  # stops at once
+    "resume": "--quiet --max-minutes 10",
     "plan": "--seconds 0.1 --batch-size 2 --eval-limit 2",
 }
 """What makes a command of the README quick; the last of two equal options counts."""
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    return [text for name, text in fenced if name == language]
 
 
 @pytest.fixture(scope="module")
