@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import transformers
+from typer.main import get_command
 
 from run_toy import save_model, single_thread  # noqa: F401 (a fixture)
-from zeroblock.cli import main
+from zeroblock.cli import app, main
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -82,6 +83,14 @@ def test_it_is_short_and_installs_what_there_is() -> None:
     for package, extra in named:
         assert package == "zeroblock"
         assert not extra or extra in extras
+
+
+def test_the_options_exist() -> None:
+    def options(command: Any) -> set[str]:
+        own = {name for option in command.params for name in [*option.opts, *option.secondary_opts]}
+        return own.union(*map(options, getattr(command, "commands", {}).values()))
+
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) <= options(get_command(app))
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
