@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import html.parser
-import importlib.util
 import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -22,15 +20,6 @@ pytest.importorskip("mkdocstrings")
 
 ROOT = Path(__file__).parents[2]
 MAX_PICTURE_BYTES = 150_000
-
-
-def hooks() -> Any:
-    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Page(html.parser.HTMLParser):
