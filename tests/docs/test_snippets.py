@@ -12,6 +12,7 @@ import transformers
 
 import zeroblock as zb
 from zeroblock.method import METHODS
+from zeroblock.sweep.plan import Sweep
 from zeroblock.task import Encoded
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -52,6 +53,15 @@ def test_the_python_of_a_page(page: str, tmp_path: Path, monkeypatch: pytest.Mon
             assert torch.equal(names["model"].lm_head.weight, names["base_model"].lm_head.weight)
         else:
             exec(snippet, names)
+
+
+def test_the_sweep_file_of_the_guide(tmp_path: Path) -> None:
+    text = (DOCS / "guides" / "sweeps.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (tmp_path / "find-lr.toml").write_text(snippet)
+    sweep = Sweep.load(tmp_path / "find-lr.toml")
+    assert len(sweep.rows) == 2
+    assert len(sweep.runs) == 6
 
 
 def test_the_table_of_methods_names_them_all() -> None:
