@@ -85,7 +85,8 @@ def methods() -> str:
             del names["schedule"]
         rule = about[names["rule"]].partition(".  ")[0].partition("\n")[0].rstrip(".")
         lines = [measured[1] + measured[2], "g = c·z", rule if "δ" in rule else f"δ = {rule}", moved]
-        said = "\n".join(f"| {part} | `{parts[part].removesuffix('()')}` | {_cell(about[name])} |" for part, name in names.items())
+        chosen = {part: parts[part].removesuffix("()") for part in names}
+        said = "\n".join(f"| {part} | `{chosen[part]}` | {_cell(about[name])} |" for part, name in names.items())
         defaults = ", ".join(f"`{key}={value!r}`" for key, value in row["defaults"].items())
         sections.append(
             f"### {row['name']}\n\n{_prose(about[row['name']])}\n\n```text\n" + "\n".join(lines) + "\n```\n\n"
