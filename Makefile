@@ -6,7 +6,7 @@ SMOLLM2 := .venv/.smollm2
 OPERATIONS := noise adam outer journal  # attention.py and replay.py need a GPU
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test quick slow test-gpu wheel-test check methods bench bench-step clean $(addprefix bench-,$(OPERATIONS))
+.PHONY: help install demo test quick slow test-gpu wheel-test check methods docs bench bench-step clean $(addprefix bench-,$(OPERATIONS))
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,9 @@ test-gpu: ## Run the tests that need a CUDA device (with the Python that has one
 methods: install ## Write the table that `zeroblock methods` prints
 	$(BIN)/python -c 'from zeroblock.cli.methods import write_table; write_table()'
 
+docs: install ## Build the documentation into site/, with warnings as errors; needs no network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 check: install ## Lint, check formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,4 +60,4 @@ bench-step: $(SMOLLM2)
 	$(BIN)/zeroblock bench step --model opt-125m $(if $(DATA),--task sst2 --data $(DATA),--task reviews) --csv results/bench.csv
 
 clean: ## Remove .venv and caches
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build site
