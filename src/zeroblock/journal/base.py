@@ -78,6 +78,7 @@ class Base:
 
     def load(self) -> nn.Module:
         """Load the base weights in the dtype of the run."""
+        assert self._dtype is not None
         with _out_of_memory(f"{self.name} in {self.header.dtype}"):
             loaded: nn.Module = models.load(
                 self.name,
