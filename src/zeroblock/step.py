@@ -116,23 +116,74 @@ class Captures(Protocol):
         ...
 
 
+class Tape(Protocol):
+    """Takes a forward pass in pieces, of which it captures those that it lacks.
+
+    Piece 0 comes before the first layer, piece i + 1 is layer i, the last one comes after the layers.
+    """
+
+    def arguments(
+        self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments to call a layer with, given those of this pass, both without the hidden states."""
+        ...
+
+    def cut(self, piece: int, hidden: Tensor) -> Tensor | None:
+        """The piece before this one ends with ``hidden``.
+
+        Returns:
+            The hidden states to capture this piece from; None where it is not wanted.
+        """
+        ...
+
+    def after(self, piece: int) -> Tensor:
+        """The hidden states that a piece which is not wanted would have returned."""
+        ...
+
+    def parts(self, piece: int) -> bool:
+        """Whether the rows of several points part in a piece."""
+        ...
+
+    def trying(self, piece: int) -> contextlib.AbstractContextManager[bool]:
+        """A context in which a piece is run once before it is captured, if its value is true."""
+        ...
+
+    def begin(self, piece: int) -> None:
+        """Capture from here."""
+        ...
+
+
+class Bind(Protocol):
+    """Binds an objective to a batch that lies in a buffer on the device."""
+
+    def __call__(self, batch: Tensor, tape: Tape | None = None) -> Callable[[Sequence[Point]], Tensor]:
+        """The function that measures the batch, points → (points,) losses; ``tape`` takes its forward pass."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Staged:
     """An objective whose batch lies in one buffer, so that a captured step can be replayed on the next batch.
 
     Args:
         graphs: where its captured steps are kept.
+        row: the part of ``shape`` that the layers see.
         shape: objectives of one shape can take each other's batches.
         batch: (n,) int64 on the host.
-        bind: for a buffer of n numbers on the device, the function that measures its batch: points → (points,) losses.
+        bind: see :class:`Bind`.
+        pieces: how many pieces the forward pass has; one if it cannot be cut.
+        active: the tensors of a plan's block by the piece that reads them.
         reserve: bytes of device memory that a plan's captured steps compute in, whichever block is active.
         device: where steps run.
     """
 
     graphs: Captures
+    row: tuple[object, ...]
     shape: tuple[object, ...]
     batch: Tensor
-    bind: Callable[[Tensor], Callable[[Sequence[Point]], Tensor]]
+    bind: Bind
+    pieces: int
+    active: Callable[[Plan], dict[int, list[Member]]]
     reserve: Callable[[Plan], int]
     device: torch.device
 

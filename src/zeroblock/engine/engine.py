@@ -69,6 +69,8 @@ class Engine(Forward):
         self.packed = trial.packs(self, self._multiples(0))
         self.forked = fork and self.packed
         self.graphs = Graphs() if self.forked and (on_gpu if graphs is None else graphs) else None
+        if self.graphs is not None:
+            self.cuts = trial.cuts(self, self._multiples(0))
         if self.reason:
             warnings.warn(
                 f"{type(model).__name__} is evaluated on padded rows, one point after another: {self.reason}",

@@ -15,7 +15,9 @@ from ..direction import Point
 from ..errors import ZeroBlockWarning
 from ..exclusive import exclusive
 from ..run.graph import Graphs
+from ..step import Tape
 from .attention import attending, configs
+from .cut import Cuts, cutting
 from .fork import Anatomy, ForkError, forking
 from .pack import Padded, Row
 
@@ -46,6 +48,8 @@ class Forward:
         """Tokens of an example up to which packed rows are right: a model may apply its window in the mask alone."""
         self.graphs: Graphs | None = None
         """Captured steps, where steps are submitted to a GPU."""
+        self.cuts: Cuts | None = None
+        """Where the pass is cut when it is captured; None where it cannot be cut."""
         self._watched: set[tuple[tuple[int, type], ...]] = set()
         """Blocks whose weights were seen to be read only where a point's copies are shown."""
 
@@ -61,13 +65,20 @@ class Forward:
             f"{type(self.model).__name__} is measured one point after another: {reason}", ZeroBlockWarning, stacklevel=7
         )
 
-    def totals(self, row: Row | Padded, points: Sequence[Point] = (), windows: set[int] | None = None) -> Tensor:
+    def totals(
+        self,
+        row: Row | Padded,
+        points: Sequence[Point] = (),
+        windows: set[int] | None = None,
+        tape: Tape | None = None,
+    ) -> Tensor:
         """Log-probabilities of a row's options.
 
         Args:
             row: R options of some examples, on the device.
             points: where to evaluate; at the weights as they are by default.
             windows: collects the lengths of the attention windows that layers ask for.
+            tape: takes the pass in pieces; the model must have ``cuts``.
 
         Returns:
             (points or 1, options) in fp32.
@@ -78,17 +89,24 @@ class Forward:
                     raise ForkError(f"an example is longer than the {self.max_length:,} tokens it looks back over")
                 logits = self.model(input_ids=row.tokens, attention_mask=row.mask, use_cache=False).logits
                 return _totals(logits.flatten(0, 1)[None], row)
-            fork: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
             block = tuple((id(m.param), type(m.basis)) for m in points[0].direction.members) if points else ()
-            if points:
-                fork = forking(self.anatomy, points, len(row.tokens), watch=block not in self._watched)
             mask = None if self.told else _additive(row, self.dtype)
-            with fork, attending(self.configs, row, windows) if self.told else contextlib.nullcontext():
+            with contextlib.ExitStack() as stack:
+                fork = None
+                if points:  # a pass in pieces reads layers only where ``cuts`` has seen it do so
+                    watch = tape is None and block not in self._watched
+                    fork = stack.enter_context(forking(self.anatomy, points, len(row.tokens), watch))
+                if tape is not None:
+                    assert self.cuts is not None
+                    stack.enter_context(cutting(self.cuts, tape, fork))
+                if self.told:
+                    stack.enter_context(attending(self.configs, row, windows))
                 logits = self.model(
                     input_ids=row.tokens[None], position_ids=row.positions[None], attention_mask=mask,
                     logits_to_keep=row.keep, use_cache=False,
                 ).logits  # fmt: skip
-            self._watched.add(block)
+            if tape is None:
+                self._watched.add(block)
         if points and len(logits) != len(points):
             if len(logits) != 1:
                 raise ForkError(f"it returns {len(logits)} rows for {len(points)} points")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -14,6 +15,7 @@ from ..exclusive import BusyError, exclusive
 from ..step import evaluation
 from ..task.encoding import Encoded
 from ..weights import compiled
+from .cut import CutError, Cuts, find
 from .forward import Forward
 from .objective import one_line
 from .pack import pack, pad
@@ -62,6 +64,17 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
         )
         return False
     return True
+
+
+@torch.no_grad()
+def cuts(forward: Forward, multiples: tuple[int, int]) -> Cuts | None:
+    """Where a model that can be packed can be cut; None where it cannot be, so that its pass is captured whole."""
+    row = pack(_specimens(forward), *multiples).to(forward.device)
+    with exclusive(forward.model), evaluation(forward.model):
+        try:
+            return find(forward.model, functools.partial(forward.totals, row))
+        except CutError:
+            return None
 
 
 def _precise(forward: Forward) -> bool:
