@@ -17,6 +17,7 @@ from ..step import evaluation
 from ..task.encoding import Encoded
 from . import trial
 from .forward import Forward
+from .fuse import find
 from .objective import BatchObjective, Over, Reduction
 from .pack import Padded, Row, cost, pack, pad, split
 
@@ -66,6 +67,8 @@ class Engine(Forward):
         if graphs and not on_gpu:
             raise ZeroBlockError(f"graphs are captured on a CUDA device, the model is on {self.device}; leave them out")
         self.max_tokens = max_tokens or (GPU_MAX_TOKENS if on_gpu else None)
+        if on_gpu:
+            self.fusions = find(model, "cuda")
         self.packed = trial.packs(self, self._multiples(0))
         self.forked = fork and self.packed
         self.graphs = Graphs() if self.forked and (on_gpu if graphs is None else graphs) else None

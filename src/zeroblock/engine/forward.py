@@ -19,6 +19,7 @@ from ..step import Tape
 from .attention import attending, configs
 from .cut import Cuts, cutting
 from .fork import Anatomy, ForkError, forking
+from .fuse import Fusions
 from .pack import Padded, Row
 
 MAX_LOGITS = 1 << 26
@@ -50,6 +51,8 @@ class Forward:
         """Captured steps, where steps are submitted to a GPU."""
         self.cuts: Cuts | None = None
         """Where the pass is cut when it is captured; None where it cannot be cut."""
+        self.fusions = Fusions()
+        """Forwards of the model's modules that one kernel computes."""
         self._watched: set[tuple[tuple[int, type], ...]] = set()
         """Blocks whose weights were seen to be read only where a point's copies are shown."""
 
@@ -92,6 +95,7 @@ class Forward:
             block = tuple((id(m.param), type(m.basis)) for m in points[0].direction.members) if points else ()
             mask = None if self.told else _additive(row, self.dtype)
             with contextlib.ExitStack() as stack:
+                stack.enter_context(self.fusions.running())  # first: a fork wraps the forwards that it finds
                 fork = None
                 if points:  # a pass in pieces reads layers only where ``cuts`` has seen it do so
                     watch = tape is None and block not in self._watched

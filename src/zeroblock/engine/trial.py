@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import os
 
 import torch
 
 from .. import family
 from ..errors import ZeroBlockError
 from ..exclusive import BusyError, exclusive
+from ..ops.shared.dispatch import tf32_allowed
 from ..step import evaluation
 from ..task.encoding import Encoded
 from ..weights import compiled
@@ -81,8 +81,7 @@ def _precise(forward: Forward) -> bool:
     """Whether products have at least the precision of fp32; TF32 has that of 16 bits."""
     if forward.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(forward.device.type):
         return False
-    tf32 = torch.backends.cuda.matmul.allow_tf32 or os.environ.get("NVIDIA_TF32_OVERRIDE") == "1"
-    return not (tf32 and forward.device.type == "cuda")
+    return not (tf32_allowed() and forward.device.type == "cuda")
 
 
 def _specimens(forward: Forward) -> list[Encoded]:
