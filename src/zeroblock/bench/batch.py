@@ -36,7 +36,7 @@ class Batch:
         """The examples with the options that are scored: all of them, or the right one alone."""
         if self.over == "options":
             return self.encoded
-        return tuple(replace(one, options=(one.options[k],)) for one, k in zip(self.encoded, self.labels, strict=True))
+        return tuple(one.only(k) for one, k in zip(self.encoded, self.labels, strict=True))
 
     @property
     def rows(self) -> list[tuple[tuple[int, ...], int]]:

@@ -107,7 +107,7 @@ class Engine(Forward):
             if value not in known:
                 raise ZeroBlockError(f"{name} must be {known[0]!r} or {known[1]!r}, got {value!r}")
         if over == "answer":
-            batch = [Encoded(one.context, (one.options[k],), one.cut) for one, k in zip(batch, labels, strict=True)]
+            batch = [one.only(k) for one, k in zip(batch, labels, strict=True)]
             labels = [0] * len(batch)
         return BatchObjective(self, self._rows(batch, labels), over, reduction, len(batch))
 

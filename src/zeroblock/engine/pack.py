@@ -145,7 +145,7 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
         trunk += [first] * len(stem)
         branch += [first] * len(stem)
         slots.append([])
-        for option in one.options:
+        for option, marks in zip(one.options, one.marks, strict=True):
             here = len(tokens)
             rest = option[shared:-1]
             tokens += rest
@@ -155,10 +155,11 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
             branch += [here] * len(rest)
             places = itertools.chain(range(end - shared - 1, end), range(here, here + len(rest)))
             number = len(columns["lengths"])
-            for place, token in zip(places, option, strict=True):
-                columns["source"].append(kept.setdefault(place, len(kept)))
-                columns["target"].append(token)
-            columns["lengths"].append(len(option))
+            for place, token, counts in zip(places, option, marks, strict=True):
+                if counts:
+                    columns["source"].append(kept.setdefault(place, len(kept)))
+                    columns["target"].append(token)
+            columns["lengths"].append(sum(marks))
             slots[-1].append(number)
     for place in range(len(tokens), -(-len(tokens) // multiple) * multiple):
         tokens.append(0)
@@ -177,7 +178,7 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
 
 
 def _spans(lengths: Sequence[int], none: int) -> list[list[int]]:
-    """Consecutive numbers for each option, as many as it has tokens."""
+    """Consecutive numbers for each option, as many as it has scored tokens."""
     ends = list(itertools.accumulate(lengths))
     return _filled([list(range(end - own, end)) for end, own in zip(ends, lengths, strict=True)], none)
 
@@ -221,19 +222,22 @@ class Padded:
 
 def pad(batch: Sequence[Encoded]) -> Padded:
     """Pad the strings of a batch, for models that cannot be packed."""
-    strings = [row for one in batch for row in one.rows]
+    strings = [(ids, marks) for one in batch for (ids, _), marks in zip(one.rows, one.marks, strict=True)]
     width = max(len(ids) for ids, _ in strings)
     tokens, mask = (torch.zeros(len(strings), width, dtype=torch.long) for _ in range(2))
     source: list[int] = []
-    for b, (ids, own) in enumerate(strings):
+    target: list[int] = []
+    for b, (ids, marks) in enumerate(strings):
         tokens[b, : len(ids)] = torch.tensor(ids)
         mask[b, : len(ids)] = 1
-        source += range(b * width + len(ids) - own - 1, b * width + len(ids) - 1)
+        scored = [place for place, counts in enumerate(marks, start=len(ids) - len(marks)) if counts]
+        source += [b * width + place - 1 for place in scored]
+        target += [ids[place] for place in scored]
     numbers = iter(range(len(strings)))
-    lengths = [own for _, own in strings]
+    lengths = [sum(marks) for _, marks in strings]
     columns: dict[str, list] = {
         "source": source,
-        "target": [token for ids, own in strings for token in ids[len(ids) - own :]],
+        "target": target,
         "spans": _spans(lengths, len(source)),
         "lengths": lengths,
         "slots": _filled([[next(numbers) for _ in one.options] for one in batch], len(strings)),

@@ -34,13 +34,37 @@ class Encoded:
 
     Args:
         context: ids that all options share, beginning with the BOS token if there is one.
-        options: ids of each option: the positions that carry loss.
+        options: ids of each option: the positions that carry loss, unless ``scored`` says otherwise.
         cut: the number of context tokens dropped on the left.
+        scored: for each option, which of its tokens carry loss; None if all do.  The others are read like
+            those of the context: an option may hold several answers with questions between them.
+
+    >>> Encoded((1, 2), ((3, 4, 5, 6),), scored=((True, False, False, True),)).marks
+    ((True, False, False, True),)
     """
 
     context: tuple[int, ...]
     options: tuple[tuple[int, ...], ...]
     cut: int = 0
+    scored: tuple[tuple[bool, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.scored is None:
+            return
+        if tuple(map(len, self.scored)) != tuple(map(len, self.options)):
+            raise ZeroBlockError("scored must have one mark per token of every option")
+        if not all(map(any, self.scored)):
+            raise ZeroBlockError("an option has no scored token")
+
+    @property
+    def marks(self) -> tuple[tuple[bool, ...], ...]:
+        """For each token of each option, whether it carries loss."""
+        return self.scored or tuple((True,) * len(option) for option in self.options)
+
+    def only(self, option: int) -> Encoded:
+        """The same context with one of the options."""
+        scored = None if self.scored is None else (self.scored[option],)
+        return Encoded(self.context, (self.options[option],), self.cut, scored)
 
     @property
     def rows(self) -> tuple[tuple[tuple[int, ...], int], ...]:

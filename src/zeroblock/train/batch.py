@@ -43,8 +43,11 @@ def shuffle(n: int, seed: int, epoch: int) -> tuple[int, ...]:
 
 
 def fingerprint(encoded: Sequence[Encoded], labels: Sequence[int]) -> str:
-    """Digest the training data: token ids and labels, in order."""
-    return digest((one.context, one.options, label) for one, label in zip(encoded, labels, strict=True))
+    """Digest the training data: token ids, labels and, where not all tokens carry loss, those that do; in order."""
+    return digest(
+        (one.context, one.options, label, *([] if one.scored is None else [one.scored]))
+        for one, label in zip(encoded, labels, strict=True)
+    )
 
 
 def digest(values: Iterable[object]) -> str:
