@@ -14,15 +14,21 @@ contiguous, three numbers per token say so: see :class:`Row`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
     from ..task.encoding import Encoded
+
+MAX_STRANDS, MAX_STRAND_TOKENS = 1 << 12, 1 << 10
+"""Examples whose layout is remembered, and tokens of their context up to which it is: some 170 MB at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,53 +134,83 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
         multiple: S is rounded up to a multiple of this, by tokens that nothing sees or scores.
         scored: P and N are rounded up to a multiple of this, by entries that no option counts.
     """
-    columns: dict[str, list[int]] = {f.name: [] for f in dataclasses.fields(Row) if f.name not in ("spans", "slots")}
-    tokens, positions = columns["tokens"], columns["positions"]
-    start, trunk, branch = columns["start"], columns["trunk"], columns["branch"]
-    slots: list[list[int]] = []
-    kept: dict[int, int] = {}
+    strands = [
+        (_strand if len(one.context) <= MAX_STRAND_TOKENS else _strand.__wrapped__)(
+            one.context, one.options, one.scored
+        )
+        for one in batch
+    ]
+    tokens = sum(len(strand.tokens) for strand in strands)
+    spare = np.arange(tokens, -(-tokens // multiple) * multiple)
+    firsts = list(itertools.accumulate((len(strand.tokens) for strand in strands), initial=0))
+    kept = list(itertools.accumulate((len(strand.keep) for strand in strands), initial=0))
+    lengths = [length for strand in strands for length in strand.lengths]
+    counted = sum(lengths)
+    numbers = itertools.count()
+    slots = [[next(numbers) for _ in strand.lengths] for strand in strands]
 
-    for one in batch:
-        shared = _shared(one.options)
-        stem = one.context + one.options[0][:shared]
-        first = len(tokens)
-        end = first + len(stem)
-        tokens += stem
-        positions += range(len(stem))
-        start += [first] * len(stem)
-        trunk += [first] * len(stem)
-        branch += [first] * len(stem)
-        slots.append([])
-        for option, marks in zip(one.options, one.marks, strict=True):
-            here = len(tokens)
-            rest = option[shared:-1]
-            tokens += rest
-            positions += range(len(stem), len(stem) + len(rest))
-            start += [first] * len(rest)
-            trunk += [end] * len(rest)
-            branch += [here] * len(rest)
-            places = itertools.chain(range(end - shared - 1, end), range(here, here + len(rest)))
-            number = len(columns["lengths"])
-            for place, token, counts in zip(places, option, marks, strict=True):
-                if counts:
-                    columns["source"].append(kept.setdefault(place, len(kept)))
-                    columns["target"].append(token)
-            columns["lengths"].append(sum(marks))
-            slots[-1].append(number)
-    for place in range(len(tokens), -(-len(tokens) // multiple) * multiple):
-        tokens.append(0)
-        positions.append(0)
-        for column in (start, trunk, branch):
-            column.append(place)
-    columns["keep"] = list(kept) + [0] * (-len(kept) % scored)
-    spans = _spans(columns["lengths"], len(columns["target"]) + -len(columns["target"]) % scored)
-    for name in ("source", "target"):
-        columns[name] += [0] * (-len(columns[name]) % scored)
+    def joined(name: str, shifts: Sequence[int] | None, end: NDArray[np.int64]) -> Tensor:
+        parts = [getattr(strand, name) for strand in strands]
+        if shifts is not None:
+            parts = [part + shift for part, shift in zip(parts, shifts, strict=False)]
+        return torch.from_numpy(np.concatenate([*parts, end]))
+
+    blank, predicted = np.zeros_like(spare), np.zeros(-kept[-1] % scored, np.int64)
+    nothing = np.zeros(-counted % scored, np.int64)
     return Row(
-        **{name: torch.tensor(column) for name, column in columns.items()},
-        spans=torch.tensor(spans),
-        slots=torch.tensor(_filled(slots, len(columns["lengths"]))),
+        tokens=joined("tokens", None, blank),
+        positions=joined("positions", None, blank),
+        start=joined("start", firsts, spare),
+        trunk=joined("trunk", firsts, spare),
+        branch=joined("branch", firsts, spare),
+        keep=joined("keep", firsts, predicted),
+        source=joined("source", kept, nothing),
+        target=joined("target", None, nothing),
+        spans=torch.tensor(_spans(lengths, counted + len(nothing))),
+        lengths=torch.tensor(lengths),
+        slots=torch.tensor(_filled(slots, len(lengths))),
     )
+
+
+class _Strand(NamedTuple):
+    """One example of a row, as if the row began with it; the fields are those of :class:`Row`."""
+
+    lengths: tuple[int, ...]
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    start: NDArray[np.int64]
+    trunk: NDArray[np.int64]
+    branch: NDArray[np.int64]
+    keep: NDArray[np.int64]
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+
+
+@functools.lru_cache(maxsize=MAX_STRANDS)
+def _strand(
+    context: tuple[int, ...], options: tuple[tuple[int, ...], ...], scored: tuple[tuple[bool, ...], ...] | None
+) -> _Strand:
+    """Lay out an example; a run meets it again in every epoch."""
+    shared = _shared(options)
+    tokens = [*context, *options[0][:shared]]
+    end = len(tokens)
+    positions, trunk, branch = list(range(end)), [0] * end, [0] * end
+    kept: dict[int, int] = {}
+    source, target, lengths = [], [], []
+    for k, option in enumerate(options):
+        here, rest = len(tokens), option[shared:-1]
+        tokens += rest
+        positions += range(end, end + len(rest))
+        trunk += [end] * len(rest)
+        branch += [here] * len(rest)
+        places = itertools.chain(range(end - shared - 1, end), range(here, here + len(rest)))
+        counts = itertools.repeat(True) if scored is None else scored[k]
+        chosen = [(place, token) for place, token, count in zip(places, option, counts, strict=False) if count]
+        source += [kept.setdefault(place, len(kept)) for place, _ in chosen]
+        target += [token for _, token in chosen]
+        lengths.append(len(chosen))
+    arrays = (tokens, positions, [0] * len(tokens), trunk, branch, list(kept), source, target)
+    return _Strand(tuple(lengths), *(np.array(array, np.int64) for array in arrays))
 
 
 def _spans(lengths: Sequence[int], none: int) -> list[list[int]]:
