@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -116,48 +116,52 @@ class Captures(Protocol):
         ...
 
 
+class Call(NamedTuple):
+    """The arguments of a layer, with None in place of its hidden states."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 class Tape(Protocol):
-    """Takes a forward pass in pieces, of which it captures those that it lacks.
+    """Follows a forward pass that skips its layers, which are captured one by one; takes what comes before and after.
 
     Piece 0 comes before the first layer, piece i + 1 is layer i, the last one comes after the layers.
     """
 
-    def arguments(
-        self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments to call a layer with, given those of this pass, both without the hidden states."""
+    def enter(self, layer: int, hidden: Tensor, call: Call) -> None:
+        """A layer is called."""
         ...
 
-    def cut(self, piece: int, hidden: Tensor) -> Tensor | None:
-        """The piece before this one ends with ``hidden``.
+    def leave(self) -> tuple[Tensor, bool]:
+        """The hidden states after the layers, and whether they are the rows of several points."""
+        ...
+
+
+class Staging(Protocol):
+    """An objective bound to a batch that lies in a buffer on the device."""
+
+    def losses(self, points: Sequence[Point], tape: Tape | None = None) -> Tensor:
+        """(points,) the losses; ``tape`` follows the forward pass."""
+        ...
+
+    def layers(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which ``layer`` may be called."""
+        ...
+
+    def layer(self, i: int, hidden: Tensor, call: Call, points: Sequence[Point], parted: bool) -> Tensor:
+        """Run one layer.
+
+        Args:
+            i: which.
+            hidden: (rows, S, width).
+            call: its other arguments.
+            points: where it is evaluated, if it is active.
+            parted: whether there is a row per point already.
 
         Returns:
-            The hidden states to capture this piece from; None where it is not wanted.
+            (rows or points, S, width).
         """
-        ...
-
-    def after(self, piece: int) -> Tensor:
-        """The hidden states that a piece which is not wanted would have returned."""
-        ...
-
-    def parts(self, piece: int) -> bool:
-        """Whether the rows of several points part in a piece."""
-        ...
-
-    def trying(self, piece: int) -> contextlib.AbstractContextManager[bool]:
-        """A context in which a piece is run once before it is captured, if its value is true."""
-        ...
-
-    def begin(self, piece: int) -> None:
-        """Capture from here."""
-        ...
-
-
-class Bind(Protocol):
-    """Binds an objective to a batch that lies in a buffer on the device."""
-
-    def __call__(self, batch: Tensor, tape: Tape | None = None) -> Callable[[Sequence[Point]], Tensor]:
-        """The function that measures the batch, points → (points,) losses; ``tape`` takes its forward pass."""
         ...
 
 
@@ -170,7 +174,7 @@ class Staged:
         row: the part of ``shape`` that the layers see.
         shape: objectives of one shape can take each other's batches.
         batch: (n,) int64 on the host.
-        bind: see :class:`Bind`.
+        bind: the objective on a buffer of n numbers on the device.
         pieces: how many pieces the forward pass has; one if it cannot be cut.
         active: the tensors of a plan's block by the piece that reads them.
         reserve: bytes of device memory that a plan's captured steps compute in, whichever block is active.
@@ -181,7 +185,7 @@ class Staged:
     row: tuple[object, ...]
     shape: tuple[object, ...]
     batch: Tensor
-    bind: Bind
+    bind: Callable[[Tensor], Staging]
     pieces: int
     active: Callable[[Plan], dict[int, list[Member]]]
     reserve: Callable[[Plan], int]

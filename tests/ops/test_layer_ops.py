@@ -83,7 +83,9 @@ def test_project(dtype: torch.dtype, sizes: tuple[int, ...], bias: bool) -> None
 @pytest.mark.parametrize("act", Act)
 def test_project_gated(dtype: torch.dtype, act: Act) -> None:
     x, a, b = drawn(1, 70, 40, dtype=dtype), drawn(90, 40, dtype=dtype, seed=1), drawn(90, 40, dtype=dtype, seed=2)
-    rough = 2e-2 if dtype == torch.float32 and DEVICE == "cuda" else 0
+    rough = (
+        0.1 if dtype == torch.float32 and DEVICE == "cuda" else 0
+    )  # TF32, on sums of 40 products that are then multiplied
     torch.testing.assert_close(
         project_kernel.project_gated(x, a, b, act),
         project.project_gated(x, a, b, act),

@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves
 from ..block import stacks
 from ..direction import METADATA
 from ..interrupt import uninterrupted
-from ..step import Tape
-from .fork import Fork
+from ..step import Call, Tape
+from .fork import Fork, restore
 
 HIDDEN = "hidden_states"
 """The name of a layer's first argument, where it is passed by name."""
@@ -181,11 +181,11 @@ def _address(tensor: Tensor) -> int:
 
 @contextlib.contextmanager
 def cutting(cuts: Cuts, tape: Tape, fork: Fork | None) -> Iterator[None]:
-    """A context in which a pass hands its pieces to a tape.
+    """A context in which a pass skips its layers, and tells a tape when they would run.
 
     Args:
         cuts: of the model that will run.
-        tape: takes the pieces.
+        tape: follows the pass.
         fork: the state of the pass, if it is forked; enter ``forking`` first.
     """
     replaced: list[tuple[nn.Module, Forward | None]] = []
@@ -193,41 +193,24 @@ def cutting(cuts: Cuts, tape: Tape, fork: Fork | None) -> Iterator[None]:
         try:
             for i, layer in enumerate(cuts.layers):
                 replaced.append((layer, vars(layer).get("forward")))
-                layer.forward = _cut(i, layer.forward, cuts, tape, fork)
+                vars(layer)["forward"] = _skipped(i, cuts, tape, fork)
             with shield.opened():
                 yield
         finally:
             for layer, before in reversed(replaced):
-                if before is None:
-                    del layer.forward
-                else:
-                    layer.forward = before
+                restore(layer, before)
 
 
-def _cut(i: int, inner: Forward, cuts: Cuts, tape: Tape, fork: Fork | None) -> Forward:
+def _skipped(i: int, cuts: Cuts, tape: Tape, fork: Fork | None) -> Forward:
     def forward(*args: Any, **kwargs: Any) -> Any:
         hidden = hidden_of(args, kwargs)
-        args, kwargs = tape.arguments(i, given(args, None), named(kwargs, None))
-        start = tape.cut(i + 1, hidden)
-        if start is None:
-            out = put(cuts.templates[i], tape.after(i + 1))
-            if fork is not None and tape.parts(i + 1):
-                fork.parted = True
-        else:
-            parted = fork is not None and fork.parted
-            with tape.trying(i + 1) as needed:
-                if needed:
-                    inner(*given(args, start), **named(kwargs, start))
-            if fork is not None:
-                fork.parted = parted
-            tape.begin(i + 1)
-            out = inner(*given(args, start), **named(kwargs, start))
-        if i + 1 == len(cuts.layers):
-            start = tape.cut(i + 2, first(out))
-            if start is not None:
-                tape.begin(i + 2)
-                out = put(out, start)
-        return out
+        tape.enter(i, hidden, Call(given(args, None), named(kwargs, None)))
+        if i + 1 < len(cuts.layers):
+            return put(cuts.templates[i], hidden)
+        hidden, parted = tape.leave()
+        if fork is not None:
+            fork.parted = parted
+        return put(cuts.templates[i], hidden)
 
     return forward
 

@@ -24,6 +24,9 @@ from .pack import Padded, Row, cost, pack, pad, split
 GPU_MAX_TOKENS = 4096
 """Tokens of a row on a GPU, by default."""
 
+SMALL_WORK = 1e11
+"""Tokens × weights up to which a row's length hardly matters to its time: some 700 tokens at 135M."""
+
 
 class Score(NamedTuple):
     """Log-probability of an option: the sum over its tokens, and their number."""
@@ -135,10 +138,14 @@ class Engine(Forward):
         return rows
 
     def _multiples(self, tokens: int) -> tuple[int, int]:
-        """What a row's lengths are rounded up to; captured rows to few lengths, a sixteenth apart."""
+        """What a row's lengths are rounded up to; captured rows to few lengths, a sixteenth apart.
+
+        Where launching takes most of the time, tokens cost next to nothing: then lengths are 128 apart.
+        """
         if self.graphs is None or not self.graphs.pays(tokens, self.numel):
             return (16 if self.device.type == "cuda" else 1), 1  # tensor cores want multiples of 8
-        return max(32, 1 << max(0, tokens.bit_length() - 5)), 16
+        coarse = 128 if tokens * self.numel < SMALL_WORK else 32
+        return max(coarse, 1 << max(0, tokens.bit_length() - 5)), 16
 
 
 def _length(one: Encoded) -> int:

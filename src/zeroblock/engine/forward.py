@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,9 @@ from ..direction import Point
 from ..errors import ZeroBlockWarning
 from ..exclusive import exclusive
 from ..run.graph import Graphs
-from ..step import Tape
+from ..step import Call, Tape
 from .attention import attending, configs
-from .cut import Cuts, cutting
+from .cut import Cuts, cutting, first, given, named
 from .fork import Anatomy, ForkError, forking
 from .fuse import Fusions
 from .pack import Padded, Row
@@ -81,7 +81,7 @@ class Forward:
             row: R options of some examples, on the device.
             points: where to evaluate; at the weights as they are by default.
             windows: collects the lengths of the attention windows that layers ask for.
-            tape: takes the pass in pieces; the model must have ``cuts``.
+            tape: follows the pass and skips its layers; the model must have ``cuts``.
 
         Returns:
             (points or 1, options) in fp32.
@@ -116,6 +116,24 @@ class Forward:
                 raise ForkError(f"it returns {len(logits)} rows for {len(points)} points")
             logits = logits.expand(len(points), -1, -1)  # no weight of the block was read
         return _totals(logits, row)
+
+    @contextlib.contextmanager
+    def layers(self, row: Row) -> Iterator[None]:
+        """A context in which layers may be run one by one on a row."""
+        with exclusive(self.model), self.fusions.running(), contextlib.ExitStack() as stack:
+            if self.told:
+                stack.enter_context(attending(self.configs, row))
+            yield
+
+    def layer(self, i: int, hidden: Tensor, call: Call, points: Sequence[Point], parted: bool) -> Tensor:
+        """Run one layer; see :class:`step.Staging`."""
+        assert self.cuts is not None
+        layer = self.cuts.layers[i]
+        if not points:
+            return first(layer(*given(call.args, hidden), **named(call.kwargs, hidden)))
+        with forking(self.anatomy, points, hidden.shape[1]) as fork:
+            fork.parted = parted
+            return first(layer(*given(call.args, hidden), **named(call.kwargs, hidden)))
 
 
 def _totals(logits: Tensor, row: Row | Padded) -> Tensor:

@@ -24,6 +24,7 @@ from ..interrupt import uninterrupted
 from ..ops.gate import Act
 from ..ops.norm import Scaling
 from ..ops.shared.dispatch import backend, tf32_allowed
+from .fork import restore
 
 MAX_SMALL = 1 << 22
 """Weights of a matrix up to which a product alone does not fill the device."""
@@ -61,7 +62,7 @@ class Fusions:
         with uninterrupted() as shield:
             try:
                 for module, forward in self.forwards:
-                    module.forward = forward
+                    vars(module)["forward"] = forward
                 for file, _, rotate in self.rotations:
                     setattr(file, ROTARY, rotate)
                 with shield.opened():
@@ -70,10 +71,7 @@ class Fusions:
                 for file, own, _ in self.rotations:
                     setattr(file, ROTARY, own)
                 for module, forward_before in before:
-                    if forward_before is None:
-                        del module.forward
-                    else:
-                        module.forward = forward_before
+                    restore(module, forward_before)
 
 
 @torch.no_grad()

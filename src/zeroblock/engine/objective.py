@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ..direction import Member, Point
 from ..exclusive import BusyError, exclusive
-from ..step import Objective, Plan, Staged, Tape, evaluation
+from ..step import Call, Objective, Plan, Staged, Tape, evaluation
 from .fork import ForkError, scratch
 from .forward import Forward
 from .pack import Padded, Row
@@ -95,11 +96,19 @@ class BatchObjective(Objective):
             self.forward.device,
         )
 
-    def _bound(
-        self, row: Row, size: int, batch: Tensor, tape: Tape | None = None
-    ) -> Callable[[Sequence[Point]], Tensor]:
-        """The function that measures a batch in a buffer on the device: the row's fields, then the labels."""
-        return functools.partial(replace(self, rows=[(row.view(batch[:size]), batch[size:])]).losses, tape=tape)
+    def _bound(self, row: Row, size: int, batch: Tensor) -> BatchObjective:
+        """This objective on a batch in a buffer on the device: the row's fields, then the labels."""
+        return replace(self, rows=[(row.view(batch[:size]), batch[size:])])
+
+    def layers(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which layers may be run one by one on this objective's only row."""
+        row = self._placed[0][0]
+        assert isinstance(row, Row)
+        return self.forward.layers(row)
+
+    def layer(self, i: int, hidden: Tensor, call: Call, points: Sequence[Point], parted: bool) -> Tensor:
+        """See :class:`step.Staging`."""
+        return self.forward.layer(i, hidden, call, points, parted)
 
     def _active(self, plan: Plan) -> dict[int, list[Member]]:
         """The tensors of a plan's block by the piece of the pass that reads them."""

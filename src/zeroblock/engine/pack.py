@@ -107,8 +107,7 @@ class Row:
 
 def cost(one: Encoded) -> int:
     """Number of tokens that an example takes in a row."""
-    shared = _shared(one.options)
-    return len(one.context) + shared + sum(len(option) - 1 - shared for option in one.options)
+    return len(_laid(one).tokens)
 
 
 def split(batch: Sequence[Encoded], max_tokens: int | None) -> Iterator[list[int]]:
@@ -134,12 +133,7 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
         multiple: S is rounded up to a multiple of this, by tokens that nothing sees or scores.
         scored: P and N are rounded up to a multiple of this, by entries that no option counts.
     """
-    strands = [
-        (_strand if len(one.context) <= MAX_STRAND_TOKENS else _strand.__wrapped__)(
-            one.context, one.options, one.scored
-        )
-        for one in batch
-    ]
+    strands = list(map(_laid, batch))
     tokens = sum(len(strand.tokens) for strand in strands)
     spare = np.arange(tokens, -(-tokens // multiple) * multiple)
     firsts = list(itertools.accumulate((len(strand.tokens) for strand in strands), initial=0))
@@ -184,6 +178,12 @@ class _Strand(NamedTuple):
     keep: NDArray[np.int64]
     source: NDArray[np.int64]
     target: NDArray[np.int64]
+
+
+def _laid(one: Encoded) -> _Strand:
+    """An example's layout, remembered unless it is long."""
+    lay = _strand if len(one.context) <= MAX_STRAND_TOKENS else _strand.__wrapped__
+    return lay(one.context, one.options, one.scored)
 
 
 @functools.lru_cache(maxsize=MAX_STRANDS)

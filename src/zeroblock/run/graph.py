@@ -10,9 +10,9 @@ buffer that one copy fills before every step.
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errors import ZeroBlockWarning
 from ..step import Numbers, Plan, Staged, evaluation
-from .tape import FinishedError, Frame, Piece, Tape
+from .tape import Ends, FinishedError, Frame, Opening, Piece, Recorder, layer_piece
 
 MAX_CAPTURED_WORK = 1e13
 """Tokens × weights from which a row keeps the device busy without a graph: some 800 tokens at 13B."""
@@ -218,8 +218,9 @@ class _Capture:
 
     def __init__(self, graphs: Graphs, plan: Plan, staged: Staged, frame: Frame, pool: torch.cuda.MemPool) -> None:
         assert graphs._inputs is not None
-        self.graphs, self.frame, self.pool, self.staged, self.inputs = graphs, frame, pool, staged, graphs._inputs
-        self.batch = self.inputs.batch[: len(staged.batch)]
+        self.graphs, self.frame, self.staged, self.inputs = graphs, frame, staged, graphs._inputs
+        self.recorder = Recorder(frame, pool)
+        self.objective = staged.bind(self.inputs.batch[: len(staged.batch)])
         self.memory, self.plan = plan.memory, plan.clocked(self.inputs.clock)
         points, probes = len(plan.points), plan.estimator.probes
         flat = torch.empty(1 + points + probes, dtype=torch.float64, device=staged.device)
@@ -227,36 +228,33 @@ class _Capture:
 
     def string(self) -> list[torch.cuda.CUDAGraph]:
         """Capture what is missing; the graphs of the step, in order."""
-        update = self._update()
-        measuring = self._measuring()
-        return [*measuring, update]
+        with self.recorder.saved():
+            return [*self._measuring(), self._update()]
 
     def _measuring(self) -> list[torch.cuda.CUDAGraph]:
         graphs, frame = self.graphs, self.frame
         pieces = self._pieces(1 if graphs.whole else self.staged.pieces)
-        cut = len(pieces) > 1
-        outside = {
-            ("first",),
-            *(piece.key for piece in (pieces[0], pieces[-1]) if piece.after > piece.before or not cut),
-        }
+        outside = {(), *(piece.key[:WARM] for piece in (pieces[0], pieces[-1]) if piece.active)}
         eager = None
         if not outside <= graphs._warm:  # kernels are compiled and libraries set up outside the capture
-            with torch.cuda.use_mem_pool(self.pool, frame.device):
-                eager = self._numbers_of(self.staged.bind(self.batch)(self.plan.points))
+            with self.recorder.tried():
+                eager = self._numbers_of(self.objective.losses(self.plan.points))
             graphs._warm |= outside
-        opening = self._opening() if cut else []
-        self._take(pieces)
-        string = opening + [
-            frame.graphs[piece.key] for k, piece in enumerate(pieces) if k or not cut or piece.after > 1
-        ]
-        if cut and eager is not None and not graphs._checked:
+        if len(pieces) == 1:
+            self._whole(pieces[0])
+            return [frame.graphs[pieces[0].key]]
+        opening = self._opening()
+        self._ends(pieces[0], pieces[-1])
+        self._layers(pieces)
+        string = [opening, *(frame.graphs[piece.key] for k, piece in enumerate(pieces) if k or piece.active)]
+        if eager is not None and not graphs._checked:
             for graph in string:
                 graph.replay()
+            graphs._checked = True
             if not bool(((self.numbers.losses - eager.losses).abs() <= TOLERANCE * (1 + eager.losses.abs())).all()):
                 graphs.whole = True
                 frame.graphs.clear()
                 return self._measuring()
-            graphs._checked = True
         return string
 
     def _pieces(self, count: int) -> list[Piece]:
@@ -276,44 +274,56 @@ class _Capture:
             before = after
         return pieces
 
-    def _opening(self) -> list[torch.cuda.CUDAGraph]:
+    def _whole(self, piece: Piece) -> None:
+        """Capture a pass that cannot be cut."""
+        if piece.key not in self.frame.graphs:
+            with self.recorder.recorded(piece.key):
+                self._tell(self.objective.losses(self.plan.points))
+
+    def _opening(self) -> torch.cuda.CUDAGraph:
         """The first piece at the weights as they are, which also computes what all layers of a row are given."""
-        frame, piece = self.frame, Piece((0, 1, None, ()), False, 1, 1)
-        if piece.key not in frame.graphs:
-            if frame.hidden is None:
-                with torch.cuda.use_mem_pool(self.pool, frame.device), contextlib.suppress(FinishedError):
-                    self.staged.bind(self.batch, self._tape([piece]))(())
+        frame, key = self.frame, (0, 1, None, ())
+        if key not in frame.graphs:
+            tape = Opening(self.recorder)
+            with self.recorder.tried(), contextlib.suppress(FinishedError):
+                self.objective.losses((), tape)
             frame.carry(1)
-            with self._taping([piece]) as tape:
-                self.staged.bind(self.batch, tape)(())
-        return [frame.graphs[piece.key]]
-
-    def _take(self, pieces: list[Piece]) -> None:
-        """Run the model's forward once, capturing the pieces that are missing."""
-        if all(piece.key in self.frame.graphs for piece in pieces):
-            return
-        if len(pieces) > 1:
-            for rows in (1, len(self.plan.points)):
-                self.frame.carry(rows)
-        with self._taping(pieces) as tape:
-            losses = self.staged.bind(self.batch, tape if len(pieces) > 1 else None)(self.plan.points)
-            self.numbers.flat.copy_(self._numbers_of(losses).flat)
-            tape.finish()
-
-    def _tape(self, pieces: list[Piece]) -> Tape:
-        return Tape(self.frame, pieces, self.staged.pieces - 1, self.pool, self.graphs._warm)
-
-    @contextlib.contextmanager
-    def _taping(self, pieces: list[Piece]) -> Iterator[Tape]:
-        tape = self._tape(pieces)
-        torch.cuda.current_stream().synchronize()
-        try:
-            if 0 in tape.missing:
-                tape.begin(0)
+            self.recorder.begin(key)
             with contextlib.suppress(FinishedError):
-                yield tape
-        finally:
-            tape.abort()
+                self.objective.losses((), tape)
+        return frame.graphs[key]
+
+    def _ends(self, first: Piece, last: Piece) -> None:
+        """Capture what comes before and after the layers; the loss, too."""
+        known = self.frame.graphs
+        begins, ends = (
+            first if first.active and first.key not in known else None,
+            last if last.key not in known else None,
+        )
+        if begins is None and ends is None:
+            return
+        self.frame.carry(last.before)
+        self.frame.carry(first.after)
+        tape = Ends(self.recorder, begins, ends, parted=last.before > 1)
+        with tape.unwanted, contextlib.suppress(FinishedError):
+            self._tell(self.objective.losses(self.plan.points, tape))
+            self.recorder.end()
+
+    def _layers(self, pieces: list[Piece]) -> None:
+        """Capture layers as they run before the active block, as it, or after it."""
+        missing = [k for k, piece in enumerate(pieces[:-1]) if k and piece.key not in self.frame.graphs]
+        if not missing:
+            return
+        with self.objective.layers():
+            for k in missing:
+                piece, call = pieces[k], self.frame.calls[k - 1]
+                points = self.plan.points if piece.active else ()
+                run = functools.partial(self.objective.layer, k - 1, call=call, points=points, parted=piece.before > 1)
+                layer_piece(self.recorder, piece, run, warm=piece.key in self.graphs._warm)
+                self.graphs._warm.add(piece.key)
+
+    def _tell(self, losses: Tensor) -> None:
+        self.numbers.flat.copy_(self._numbers_of(losses).flat)
 
     def _numbers_of(self, losses: Tensor) -> Numbers:
         return self.plan.shape(self.plan.gather(losses))
@@ -321,15 +331,11 @@ class _Capture:
     def _update(self) -> torch.cuda.CUDAGraph:
         graph = self.graphs._updates.get(self.memory)
         if graph is None:
-            with torch.cuda.use_mem_pool(self.pool, self.frame.device):
+            with self.recorder.tried():
                 self._move()
-            graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=self.pool.id, capture_error_mode="thread_local")  # type: ignore[arg-type]
-            try:
+            with self.recorder.recorded(self.memory):
                 self._move()
-            finally:
-                graph.capture_end()
-            self.graphs._updates[self.memory] = graph
+            graph = self.graphs._updates[self.memory] = self.frame.graphs.pop(self.memory)
         return graph
 
     def _move(self) -> None:

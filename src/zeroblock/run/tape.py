@@ -1,17 +1,19 @@
-"""A forward pass taken in pieces: each is captured once per shape of row, whichever block is active elsewhere."""
+"""A forward pass in pieces: each is captured once per shape of row, whichever block is active elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from ..step import Call
+
 
 class FinishedError(Exception):
-    """The rest of the pass is captured already."""
+    """The rest of the pass is not wanted."""
 
 
 class Piece(NamedTuple):
@@ -42,7 +44,7 @@ class Frame:
         self.graphs: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
         self.strings: dict[tuple[object, ...], list[torch.cuda.CUDAGraph]] = {}
         """The graphs of a whole step, in order."""
-        self.calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self.calls: dict[int, Call] = {}
         """The arguments of every layer, without its hidden states."""
         self.hidden: Tensor | None = None
         """A tensor of the shape and dtype of the hidden states of one row, without memory."""
@@ -59,81 +61,129 @@ class Frame:
         return self._carries[rows]
 
 
-class Tape:
-    """Captures the missing pieces of a pass while the model's own forward runs; see :class:`step.Tape`.
+class Recorder:
+    """Captures pieces of one frame.
 
     Args:
-        frame: keeps the pieces.
-        pieces: all of the pass, or the first alone: then layers are only asked for their arguments.
-        last: number of the last piece.
-        pool: memory that the pieces compute in.
-        warm: keys of pieces whose kernels are known to be compiled; others are run once before they are captured.
+        frame: keeps them.
+        pool: memory that they compute in.
     """
 
-    def __init__(
-        self,
-        frame: Frame,
-        pieces: Sequence[Piece],
-        last: int,
-        pool: torch.cuda.MemPool,
-        warm: set[tuple[object, ...]],
-    ) -> None:
-        self.frame, self.pieces, self.last, self.pool, self.warm = frame, pieces, last, pool, warm
-        self.missing = {k for k, piece in enumerate(pieces) if piece.key not in frame.graphs}
-        self._open: tuple[Piece, torch.cuda.CUDAGraph] | None = None
+    def __init__(self, frame: Frame, pool: torch.cuda.MemPool) -> None:
+        self.frame, self.pool = frame, pool
+        self._open: tuple[tuple[object, ...], torch.cuda.CUDAGraph] | None = None
 
-    def arguments(
-        self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self.frame.calls.setdefault(layer, (args, kwargs))
+    @property
+    def recording(self) -> bool:
+        """Whether a piece is being captured."""
+        return self._open is not None
 
-    def cut(self, piece: int, hidden: Tensor) -> Tensor | None:
-        if self.frame.hidden is None:
-            self.frame.hidden = torch.empty_like(hidden, device="meta")
-            self.frame.calls.clear()  # these arguments were not captured
-            raise FinishedError
-        self._close(hidden)
-        if len(self.pieces) == 1 and piece < self.last:  # on to the next layer's arguments
-            return None
-        if not any(k >= piece for k in self.missing):
-            raise FinishedError
-        return self.frame.carry(self.pieces[piece].before) if piece in self.missing else None
-
-    def after(self, piece: int) -> Tensor:
-        return self.frame.carry(self.pieces[piece].after if len(self.pieces) > 1 else 1)
-
-    def parts(self, piece: int) -> bool:
-        return len(self.pieces) > 1 and self.pieces[piece].after > self.pieces[piece].before
-
-    @contextlib.contextmanager
-    def trying(self, piece: int) -> Iterator[bool]:
-        key = self.pieces[piece].key
-        needed = key not in self.warm
-        with torch.cuda.use_mem_pool(self.pool, self.frame.device) if needed else contextlib.nullcontext():
-            yield needed
-        self.warm.add(key)
-
-    def begin(self, piece: int) -> None:
+    def begin(self, key: tuple[object, ...]) -> None:
+        """Capture from here."""
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=cast(Any, self.pool.id), capture_error_mode="thread_local")
-        self._open = self.pieces[piece], graph
+        self._open = key, graph
 
-    def _close(self, hidden: Tensor) -> None:
+    def end(self) -> None:
+        """Capture up to here."""
         if self._open is not None:
-            self.frame.carry(self._open[0].after).copy_(hidden)
-            self.finish()
-
-    def finish(self) -> None:
-        """The piece that is being captured ends here."""
-        if self._open is not None:
-            (piece, graph), self._open = self._open, None
+            (key, graph), self._open = self._open, None
             graph.capture_end()
-            self.frame.graphs[piece.key] = graph
-            self.missing = {k for k in self.missing if self.pieces[k].key != piece.key}
+            self.frame.graphs[key] = graph
 
-    def abort(self) -> None:
-        """Give up the piece that is being captured, if any."""
-        if self._open is not None:
-            (_, graph), self._open = self._open, None
-            with contextlib.suppress(RuntimeError):
-                graph.capture_end()
+    @contextlib.contextmanager
+    def recorded(self, key: tuple[object, ...]) -> Iterator[None]:
+        """A context that is captured."""
+        self.begin(key)
+        with self.saved():
+            yield
+            self.end()
+
+    @contextlib.contextmanager
+    def saved(self) -> Iterator[None]:
+        """A context that leaves no capture open, whatever happens in it."""
+        try:
+            yield
+        finally:
+            if self._open is not None:
+                (_, graph), self._open = self._open, None
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+
+    @contextlib.contextmanager
+    def tried(self) -> Iterator[None]:
+        """A context that computes in the pool without being captured."""
+        with torch.cuda.use_mem_pool(self.pool, self.frame.device):
+            yield
+
+
+class Opening:
+    """Follows the first pass of a frame: captures what comes before the layers, and keeps their arguments.
+
+    It goes along twice: the first time it only looks at the hidden states; see :class:`step.Tape`.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.frame = recorder, recorder.frame
+
+    def enter(self, layer: int, hidden: Tensor, call: Call) -> None:
+        if self.frame.hidden is None:
+            self.frame.hidden = torch.empty_like(hidden, device="meta")
+            raise FinishedError
+        if layer == 0:
+            self.frame.carry(1).copy_(hidden)
+            self.recorder.end()
+        self.frame.calls[layer] = call
+
+    def leave(self) -> tuple[Tensor, bool]:
+        raise FinishedError
+
+
+class Ends:
+    """Follows a pass to capture what comes before the layers, with an active embedding, or after them.
+
+    Args:
+        recorder: captures.
+        first: the piece before the layers, if it is to be captured.
+        last: the piece after the layers, if it is to be captured.
+        parted: whether hidden states are rows of several points there.
+    """
+
+    def __init__(self, recorder: Recorder, first: Piece | None, last: Piece | None, parted: bool) -> None:
+        self.recorder, self.first, self.last, self.parted = recorder, first, last, parted
+        self.unwanted = contextlib.ExitStack()
+        """The context in which a first piece that is not to be captured computes: in the pool, too."""
+        if first is not None:
+            recorder.begin(first.key)
+        else:
+            self.unwanted.enter_context(recorder.tried())
+
+    def enter(self, layer: int, hidden: Tensor, call: Call) -> None:
+        self.unwanted.close()
+        if layer == 0 and self.first is not None:
+            self.recorder.frame.carry(self.first.after).copy_(hidden)
+            self.recorder.end()
+        if self.last is None:
+            raise FinishedError
+
+    def leave(self) -> tuple[Tensor, bool]:
+        assert self.last is not None
+        self.recorder.begin(self.last.key)
+        return self.recorder.frame.carry(self.last.before), self.parted
+
+
+def layer_piece(recorder: Recorder, piece: Piece, run: Callable[[Tensor], Tensor], warm: bool) -> None:
+    """Capture a layer.
+
+    Args:
+        recorder: captures.
+        piece: the layer's.
+        run: hidden states before → after.
+        warm: whether its kernels are known to be compiled; otherwise it is run once before.
+    """
+    before, after = recorder.frame.carry(piece.before), recorder.frame.carry(piece.after)
+    if not warm:
+        with recorder.tried():
+            run(before)
+    with recorder.recorded(piece.key):
+        after.copy_(run(before))

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..gate import Act
 from ..gate.triton import activate
 
-M, N, K = 64, 64, 64
-"""Rows, columns and depth of a tile."""
+M, N, K, WARPS, STAGES = 64, 64, 64, 4, 4
+"""Rows, columns and depth of a tile of 16-bit numbers, and how its program runs."""
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def project(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
     with torch.cuda.device_of(x):
         _project[(sum(tiles), triton.cdiv(rows, M))](
             flat, *matrices, *vectors, *results, rows, k, *sizes, *fill, *[*tiles, *fill][:2],
-            BIAS=bias, M=M, N=N, K=_depth(x), PRECISION="tf32", num_warps=4, num_stages=4,
+            BIAS=bias, M=M, N=N, K=_depth(x), PRECISION="tf32", num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
     return [out.view(*x.shape[:-1], -1) for out in outs]
 
@@ -111,7 +111,7 @@ def project_gated(x: Tensor, gate: Tensor, up: Tensor, act: Act) -> Tensor:
     with torch.cuda.device_of(x):
         _project_gated[(triton.cdiv(len(gate), N), triton.cdiv(rows, M))](
             flat, gate, up, out, rows, k, len(gate),
-            GELU=act is Act.GELU_TANH, M=M, N=N, K=_depth(x), PRECISION="tf32", num_warps=4, num_stages=3,
+            GELU=act is Act.GELU_TANH, M=M, N=N, K=_depth(x), PRECISION="tf32", num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
     return out.view(*x.shape[:-1], -1)
 
