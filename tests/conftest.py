@@ -25,6 +25,32 @@ with contextlib.suppress(ImportError):  # a machine lent for its GPU may not hav
     hypothesis.settings.register_profile("steady", deadline=None)  # a busy machine is no failure
     hypothesis.settings.load_profile("steady")
 
+
+def _prepare_once_per_launch() -> None:
+    """Halve the time of Triton's interpreter, which prepares its language anew for every function a kernel calls."""
+    from triton.runtime import interpreter
+
+    prepare, launch, prepared = interpreter._patch_lang, interpreter.GridExecutor.__call__, set[int]()
+
+    def once(function: Any) -> Any:
+        module = id(function.__globals__)
+        if module in prepared:
+            return interpreter._LangPatchScope()  # with nothing to restore
+        prepared.add(module)
+        return prepare(function)
+
+    def launched(*arguments: Any, **options: Any) -> Any:
+        prepared.clear()  # the end of the last launch restored the language
+        return launch(*arguments, **options)
+
+    interpreter._patch_lang = once
+    interpreter.GridExecutor.__call__ = launched
+
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    with contextlib.suppress(ImportError, AttributeError):  # no Triton, or another version: it is a matter of time only
+        _prepare_once_per_launch()
+
 if os.environ.get("PYTEST_XDIST_WORKER"):
     torch.set_num_threads(1)  # the workers are the parallelism
 

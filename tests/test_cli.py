@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from toy import PATIENCE_S
+from toy import PATIENCE_S, zeroblock
 from zeroblock.cli.methods import TABLE, describe_all
 from zeroblock.method import METHODS
 
+COMMAND = [sys.executable, "-c", "from zeroblock.cli import main; main()"]
 
-def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from zeroblock.cli import main; main()", *arguments]
-    root = Path(__file__).parents[1]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=env, cwd=root)
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1])
 
 
 @pytest.mark.parametrize(("argument", "answer"), [("--help", "one block at a time"), ("methods", "mezo_bcd_adam")])
@@ -48,6 +50,7 @@ def test_a_plain_question_needs_no_torch(argument: str, answer: str) -> None:
         "inspect",
         "export",
         "apply",
+        "push",
         "methods",
         "blocks",
         "schedule",
@@ -57,9 +60,9 @@ def test_a_plain_question_needs_no_torch(argument: str, answer: str) -> None:
     ],
 )
 def test_every_subcommand_has_help(command: str) -> None:
-    result = run(command, "--help")
+    result = zeroblock(command, "--help")
     assert result.returncode == 0
-    assert f"Usage: zeroblock {command}" in result.stdout.replace("-c", "zeroblock")
+    assert re.search(rf"Usage: .*\bzeroblock {command} ", result.stdout)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,10 @@ def test_every_subcommand_has_help(command: str) -> None:
     ids=" ".join,
 )
 def test_mistakes_get_one_line(arguments: list[str], message: str) -> None:
-    result = run(*arguments)
+    check_mistake(zeroblock(*arguments), message)
+
+
+def check_mistake(result: subprocess.CompletedProcess[str], message: str) -> None:
     assert result.returncode == 2
     assert result.stdout == ""
     lines = result.stderr.strip().splitlines()
@@ -103,29 +109,36 @@ def test_mistakes_get_one_line(arguments: list[str], message: str) -> None:
     assert message in lines[0]
 
 
+def test_a_process_of_its_own_answers_in_the_same_way() -> None:
+    """The mistake of an argument, and one that is found later: exit status and streams as the shell sees them."""
+    for arguments, message in ((["blok"], "No such command 'blok'"), (["methods", "mezo_bdc"], "did you mean")):
+        done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
+        check_mistake(done, message)
+
+
 def test_schedule() -> None:
-    result = run("schedule", "--schedule", "flip-flop", "--blocks", "5", "--turns", "20")
+    result = zeroblock("schedule", "--schedule", "flip-flop", "--blocks", "5", "--turns", "20")
     assert result.stdout == "0 1 2 3 4 3 2 1 0 1 2 3 4 3 2 1 0 1 2 3\n"
-    shuffled = json.loads(run("schedule", "--blocks", "4", "--turns", "8", "--seed", "3", "--json").stdout)
+    shuffled = json.loads(zeroblock("schedule", "--blocks", "4", "--turns", "8", "--seed", "3", "--json").stdout)
     assert sorted(shuffled[:4]) == sorted(shuffled[4:]) == [0, 1, 2, 3]
 
 
 def test_the_schedule_has_the_names_that_train_accepts() -> None:
     """And its flag of 0.1 still works, with one warning."""
     shuffled, random, default = (
-        run("schedule", *option).stdout for option in (("--schedule", "shuffled"), ("--schedule", "random"), ())
+        zeroblock("schedule", *option).stdout for option in (("--schedule", "shuffled"), ("--schedule", "random"), ())
     )
     assert shuffled == random == default
-    old = run("schedule", "--order", "descending", "--turns", "3")
+    old = zeroblock("schedule", "--order", "descending", "--turns", "3")
     assert old.stdout == "4 3 2\n"
     assert old.stderr == "zeroblock: warning: --order is now called --schedule; the old name works until 0.3\n"
-    text = run("schedule", "--help").stdout
+    text = zeroblock("schedule", "--help").stdout
     assert "--order" not in text
     assert "random" in text
 
 
 def test_blocks_as_json() -> None:
-    answer = json.loads(run("blocks", "--model", "opt-1.3b", "--partition", "layers", "--json").stdout)
+    answer = json.loads(zeroblock("blocks", "--model", "opt-1.3b", "--partition", "layers", "--json").stdout)
     assert (answer["model"], answer["partition"], answer["n"]) == ("opt-1.3b", "layers", 27)
     assert answer["blocks"][2] == {"name": "model.decoder.layers.0", "tensors": 16, "numel": 50358272}
     assert sum(b["numel"] for b in answer["blocks"]) == 1_315_758_080
@@ -140,20 +153,20 @@ def test_blocks_of_a_local_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({**json.loads((tmp_path / "config.json").read_text()), "architectures": ["LlamaForCausalLM"]})
     )
-    answer = json.loads(run("blocks", "--model", str(tmp_path), "--partition", "layers:2", "--json").stdout)
+    answer = json.loads(zeroblock("blocks", "--model", str(tmp_path), "--partition", "layers:2", "--json").stdout)
     assert [b["name"] for b in answer["blocks"]] == [
         "model.embed_tokens", "model.layers.0-1", "model.layers.2", "model.norm", "lm_head",
     ]  # fmt: skip
-    assert "5 blocks" in run("blocks", "--model", str(tmp_path), "--partition", "layers:2").stdout
+    assert "5 blocks" in zeroblock("blocks", "--model", str(tmp_path), "--partition", "layers:2").stdout
 
 
 def test_methods() -> None:
-    rows = json.loads(run("methods", "--json").stdout)
+    rows = json.loads(zeroblock("methods", "--json").stdout)
     assert [row["name"] for row in rows] == list(METHODS)
     assert all(set(row) >= {"name", "parts", "defaults", "citation"} for row in rows)
-    table = run("methods").stdout
+    table = zeroblock("methods").stdout
     assert all(name in table for name in METHODS)
-    assert "Malladi" in run("methods", "mezo").stdout
+    assert "Malladi" in zeroblock("methods", "mezo").stdout
 
 
 def test_the_table_of_methods_is_up_to_date() -> None:

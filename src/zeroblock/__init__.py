@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from . import integrations
     from .block import Block, layers, linears, whole
     from .engine import Engine
     from .errors import ZeroBlockError, ZeroBlockWarning
@@ -59,7 +60,7 @@ _MODULES = {
     "subspace": "Bernoulli Full LowRank Sparse",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
-__all__ = sorted(_HOME)
+__all__ = sorted([*_HOME, "integrations"])
 
 
 def __getattr__(name: str) -> Any:
@@ -70,6 +71,8 @@ def __getattr__(name: str) -> Any:
 
         warn_renamed("zeroblock.Estimate", "zeroblock.step.Numbers")
         return Numbers
+    if name == "integrations":
+        return importlib.import_module(".integrations", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'zeroblock' has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

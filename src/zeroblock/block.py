@@ -13,7 +13,8 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from .errors import ZeroBlockError, unknown
 from .family import is_output_side
@@ -37,6 +38,9 @@ class Block:
 
 
 Partition = Callable[[nn.Module], tuple[Block, ...]]
+
+EIGHT_BITS = {torch.float8_e4m3fn, torch.float8_e5m2}
+"""Floating-point formats that hold quantised weights."""
 
 
 def whole(model: nn.Module) -> tuple[Block, ...]:
@@ -151,11 +155,38 @@ def stacks(model: nn.Module) -> list[str]:
 Named = tuple[str, tuple[str, ...]]
 
 
+ADAPTER = "train an adapter, as in peft.get_peft_model(model, LoraConfig(...))"
+
+
 def _trainable(model: nn.Module) -> list[str]:
-    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    names = []
+    for name, param in model.named_parameters():
+        if param.requires_grad:
+            if is_packed(param):
+                raise ZeroBlockError(
+                    f"{name!r} is packed as {type(param).__name__} and cannot move: freeze it with "
+                    f"requires_grad_(False) and {ADAPTER}"
+                )
+            names.append(name)
     if not names:
-        raise ZeroBlockError("the model has no trainable parameter; unfreeze some with requires_grad_(True)")
+        fix = f"its weights are packed: {ADAPTER}" if packed(model) else "unfreeze some with requires_grad_(True)"
+        raise ZeroBlockError(f"the model has no trainable parameter; {fix}")
     return names
+
+
+def is_packed(tensor: Tensor) -> bool:
+    """Whether a weight is stored in a quantised form, which no small step can move."""
+    kind = type(tensor)
+    wrapped = kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ and not hasattr(tensor, "device_mesh")
+    if wrapped or kind.__module__.partition(".")[0] == "bitsandbytes":
+        return True
+    return not (tensor.is_complex() or tensor.is_floating_point()) or tensor.dtype in EIGHT_BITS
+
+
+def packed(model: nn.Module) -> list[str]:
+    """Names of the weights that are stored in a quantised form, as parameters or as GPTQ's and AWQ's buffers."""
+    buffers = (name for name, _ in model.named_buffers() if name.rpartition(".")[2] == "qweight")
+    return [name for name, param in model.named_parameters() if is_packed(param)] + list(buffers)
 
 
 def _dotted(path: str) -> str:

@@ -5,11 +5,57 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from typing import Any, SupportsIndex
+from typing import Any, Generic, SupportsIndex, TypeVar, overload
+
+from torch import nn
 
 from .errors import ZeroBlockError
 from .noise import VERSION
 from .subspace import Subspace
+
+T = TypeVar("T")
+
+
+class Fixed(Generic[T]):
+    """An attribute that is set when its object is built, and never again.
+
+    >>> class Optimizer:
+    ...     seed = Fixed[int]()
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Fixed[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> Fixed[T] | T:
+        if instance is None:
+            return self
+        try:
+            value: T = vars(instance)[self.name]
+        except KeyError:
+            raise AttributeError(f"{owner.__name__} has no attribute {self.name!r} yet") from None
+        return value
+
+    def __set__(self, instance: object, value: T) -> None:
+        if self.name in vars(instance):
+            raise ZeroBlockError(
+                f"{self.name} is fixed when the optimizer is built, because its state and its journal depend on it: "
+                "build another optimizer, which goes on from the weights as they are"
+            )
+        vars(instance)[self.name] = value
+
+
+def check_model(model: object) -> None:
+    """Refuse parameters, which other optimizers take, in place of the model."""
+    if not isinstance(model, nn.Module):
+        raise ZeroBlockError(
+            f"ZeroOrder takes the model itself and not its parameters, got {type(model).__name__}: write "
+            "zb.ZeroOrder(model, lr=...) and step(closure); Hugging Face's Trainer can do neither, take "
+            "zb.integrations.ZeroOrderTrainer in its place"
+        )
 
 
 def check_numbers(lr: float, weight_decay: float, clip: float | None) -> None:

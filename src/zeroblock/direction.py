@@ -24,6 +24,13 @@ from .errors import ZeroBlockError
 from .interrupt import uninterrupted
 from .noise import Key
 
+UNREAD_FIX = (
+    "call the very model that the optimizer was built on, and not a copy of it (deepcopy, export, another instance), "
+    "and compute the loss anew in every call of the closure"
+)
+UNREAD = f"the objective read none of the model's weights where they could be perturbed: {UNREAD_FIX}"
+"""The error of an objective that no step can change."""
+
 
 class Member(NamedTuple):
     """A tensor of the active block and its basis in this turn."""
@@ -58,6 +65,9 @@ class Direction(abc.ABC):
     key: Key
     members: Sequence[Member]
     paired: bool = True
+
+    read: bool = dataclasses.field(default=False, init=False)
+    """Whether a perturbed tensor was seen to be read; only a direction that waits for reads knows."""
 
     @abc.abstractmethod
     def move(self, scale: float) -> None:
@@ -138,12 +148,12 @@ class JustInTime(Direction):
     def _leave(self) -> None:
         """Leave the current point, and complain if the objective never read the weights there."""
         unread = self.scale and self.mode.active and self.mode.called and not self.mode.read
+        self.read = self.read or self.mode.read
         self._rest()
         if unread:
             raise ZeroBlockError(
-                "the objective read none of the model's weights where they could be perturbed: it runs a traced or "
-                "scripted copy of the model, or runs it in another thread; use restore='subtract', which moves the "
-                "weights themselves, or a block method, with a plain model call in that thread"
+                f"{UNREAD}; for a traced or scripted copy of the model, or one that runs in another thread, use "
+                "restore='subtract', which moves the weights themselves, or a block method"
             )
 
     def _rest(self) -> None:
@@ -155,9 +165,7 @@ class JustInTime(Direction):
             self._leave() if exception[0] is None else self._rest()
         finally:
             with uninterrupted():
-                # torch takes a mode off its stack while the mode handles a function; Ctrl-C there loses it
-                if self.mode in torch.overrides._get_current_function_mode_stack():
-                    self.mode.__exit__(*exception)
+                self.mode.__exit__(*exception)
                 if self.stance is not None:
                     self.stance.__exit__(*exception)
 
@@ -199,7 +207,16 @@ METADATA = _metadata()
 """Functions that ask for a tensor's properties and never read its values."""
 
 
-class _Substitute(TorchFunctionMode):
+class Mode(TorchFunctionMode):
+    """A mode that can be left after Ctrl-C: torch takes a mode off its stack while the mode handles a function, and an
+    interrupt there loses it."""
+
+    def __exit__(self, *exception: Any) -> None:
+        if self in torch.overrides._get_current_function_mode_stack():
+            super().__exit__(*exception)
+
+
+class _Substitute(Mode):
     """Passes every torch function a perturbed copy in place of an active tensor."""
 
     def __init__(self, make: Callable[[Member], Tensor], members: dict[int, Member], budget: int) -> None:

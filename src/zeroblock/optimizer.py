@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from . import block as blocks_of
 from .block import Block, Partition
-from .composition import both_parts, check, check_numbers, count, parts_of
+from .composition import Fixed, both_parts, check, check_model, check_numbers, count, parts_of
 from .errors import ZeroBlockError
 from .estimator import Estimator, TwoSided
 from .exclusive import exclusive
@@ -30,6 +30,7 @@ from .state import State
 from .step import Closure, Plan, objective_of
 from .subspace import Full, Subspace
 from .turn import Turn, Turns
+from .watch import Watch
 from .weights import Decays, Restore, Weights, fold_, is_matrix
 
 
@@ -62,6 +63,9 @@ class ZeroOrder(torch.optim.Optimizer):
         patience: consecutive steps with a non-finite loss before giving up.
     """
 
+    model, weights, partition, blocks = Fixed[nn.Module](), Fixed[Weights](), Fixed[Any](), Fixed[tuple[Block, ...]]()
+    subspace, rule, interval, fold, seed = Fixed[Subspace](), Fixed[Rule](), Fixed[int](), Fixed[int](), Fixed[int]()
+    distribution, rounding, restore = Fixed[Distribution](), Fixed[Rounding](), Fixed[Restore]()
     turn: Turn
     """Which step comes next, on which block."""
     steps = property(operator.attrgetter("turn.step"), doc="Steps taken, skipped ones included.")
@@ -72,6 +76,11 @@ class ZeroOrder(torch.optim.Optimizer):
         operator.attrgetter("skipping.limit"),
         lambda self, limit: setattr(self.skipping, "limit", count("patience", limit)),
         doc="Consecutive steps with a non-finite loss before giving up.",
+    )
+    lr = property(
+        lambda self: self.param_groups[0]["lr"],
+        lambda self, lr: self.param_groups[0].update(lr=lr),
+        doc="Learning rate of the next step, as ``param_groups`` hold it.",
     )
     parts = property(parts_of, doc="The composition in words: every value that the weights depend on.")
     turns = property(
@@ -100,12 +109,13 @@ class ZeroOrder(torch.optim.Optimizer):
         restore: Restore = "copy",
         patience: int = 20,
     ) -> None:
+        check_model(model)
         check_numbers(lr, weight_decay, clip)
         interval, fold, patience = count("interval", interval), count("fold", fold), count("patience", patience)
         self.schedule: Schedule = schedule or Shuffled()
-        self.subspace: Subspace = subspace or Full()
+        self.subspace = subspace or Full()
         self.estimator: Estimator = estimator or TwoSided()
-        self.rule: Rule = rule or SGD()
+        self.rule = rule or SGD()
         check(self.subspace, restore, interval, fold, weight_decay)
         self.model, self.partition = model, partition
         self.blocks = partition(model) if callable(partition) else blocks_of.explicit(model, partition)
@@ -117,6 +127,8 @@ class ZeroOrder(torch.optim.Optimizer):
             model, self.blocks, self.subspace, interval=interval, fold=fold, seed=self.seed,
             distribution=distribution, rounding=rounding, restore=restore,
         )  # fmt: skip
+        self.watch = Watch(self.weights)
+        """Notices that the model or the objective no longer fits this optimizer."""
         self.params, self.offsets = self.weights.params, self.weights.offsets
         super().__init__(list(self.params.values()), {"lr": lr, "weight_decay": weight_decay})
         self.skipping = Patience(patience)
@@ -178,7 +190,12 @@ class ZeroOrder(torch.optim.Optimizer):
             self.flush()  # steps submitted before this one come first
         if self.turns.due(self.turn):  # an error kept the last step from entering it
             self.enter(self.turns.entered(self.turn))
+        if self.watch.check(self.block, fresh=not self.steps):  # on another device now
+            self.weights.held.clear()
+            self.enter(self.turn)
         plan = self.plan()
+        if objective is not None:
+            objective = self.watch.over(objective, plan)
         with exclusive(self.model), uninterrupted() as shield:
             numbers = submitted = None
             if objective is not None and objective.submits and plan.capturable:
@@ -204,17 +221,20 @@ class ZeroOrder(torch.optim.Optimizer):
                 if self.turns.due(self.turn):
                     self.enter(self.turns.entered(self.turn))
         self.skipping.complain()
+        self.watch.complain()
         return numbers.loss if submitted else torch.tensor(float(numbers.loss))
 
     def flush(self) -> None:
         """Wait until the records of all steps have been delivered."""
         self._queue.deliver()
         self.skipping.complain()
+        self.watch.complain()
 
     def _tell(self, record: Record) -> None:
         """A step's numbers are known."""
         self.record = record
         self.skipping.see(record)
+        self.watch.see(record)
         if record.finite:
             self.turn = self.turns.observed(self.turn, record.block, record.coeffs)
         if self.listener is not None:

@@ -91,6 +91,11 @@ class Objective(abc.ABC):
         return None
 
     @property
+    def model(self) -> nn.Module | None:
+        """The model that is measured, where the objective knows that it reads all of its weights; else None."""
+        return None
+
+    @property
     def submits(self) -> bool:
         """Whether ``submit`` or ``stage`` may have something to offer."""
         return False
@@ -218,6 +223,11 @@ class Mean(Objective):
         return units.pop(), sum(amount for _, amount in known)
 
     @property
+    def model(self) -> nn.Module | None:
+        models = [part.model for part in self.parts]
+        return models[0] if all(model is models[0] for model in models) else None
+
+    @property
     def amounts(self) -> list[float]:
         """How much each part counts."""
         alike = self.weight is not None
@@ -249,6 +259,12 @@ def objective_of(closure: Closure | Sequence[Closure] | None) -> Objective:
         return Called(closure)
     if isinstance(closure, (list, tuple)) and closure and all(map(callable, closure)):
         return Mean(closure)
+    if closure is None:
+        raise ZeroBlockError(
+            "step() needs a closure, and gradients (of backward() or accelerator.backward()) are not used: write "
+            "optimizer.step(lambda: model(**batch).loss) without a backward pass; Hugging Face's Trainer cannot, take "
+            "zb.integrations.ZeroOrderTrainer in its place"
+        )
     raise ZeroBlockError(
         "step() needs a closure, a function of no arguments that returns the loss, or a list of them; got "
         f"{type(closure).__name__}"
@@ -305,14 +321,12 @@ class Plan:
     @functools.cached_property
     def capturable(self) -> bool:
         """Whether the step needs no number on the host: then it can be submitted, and captured as a graph."""
-        params = self.weights.params.values()
         return (
             all(self.rule.capturable(member) and member.basis.capturable for member in self.members)
             and (not self.rule.state or self.rule.reset)  # the device counts the steps of one turn
             and self.weights.restore == "copy"
             and not self.weight_decay
-            and all(p.dtype != torch.float64 for p in params)
-            and len({p.device for p in params}) == 1
+            and self.weights.capturable
         )
 
     @property

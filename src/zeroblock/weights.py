@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Literal
 
 import torch
@@ -60,10 +60,23 @@ class Weights:
             total += param.numel()
         self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
         for name, param in self.params.items():
-            _check(name, param)
+            _check(name, param, model)
+        _say_packed(model, self.params)
         self.initial = {name: subspace.initial(param) for name, param in self.params.items()}
+        self._placed: torch.device | None = None
+        self._uniform = False
         self.held: dict[str, Tensor] = {}
         """Coordinates of the steps that have not reached their tensors yet, by name."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether all tensors lie on one device, and kernels there know their dtypes."""
+        first = next(iter(self.params.values()))
+        if self._placed != first.device:  # a model may move before its first step
+            params = self.params.values()
+            self._uniform = all(p.dtype != torch.float64 for p in params) and len({p.device for p in params}) == 1
+            self._placed = first.device
+        return self._uniform
 
     def basis(self, name: str, turn: int) -> Basis:
         """The basis of a tensor in a turn."""
@@ -112,7 +125,7 @@ class Weights:
     @functools.cached_property
     def opaque(self) -> bool:
         """Whether the model reads weights where no torch function shows it: compiled or scripted."""
-        if not compiled(self.model) and not any(isinstance(m, torch.jit.ScriptModule) for m in self.model.modules()):
+        if not hidden(self.model):
             return False
         warnings.warn(
             "a compiled or scripted model is evaluated on a perturbed copy of the whole block; "
@@ -123,7 +136,12 @@ class Weights:
         return True
 
 
-def _check(name: str, param: Tensor) -> None:
+def _check(name: str, param: Tensor, model: nn.Module) -> None:
+    if param.is_meta and any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise ZeroBlockError(
+            f"{name!r} is offloaded by Accelerate, on the meta device between calls, where no step can move it: load "
+            "the model whole, without device_map='auto' and cpu_offload, or freeze everything that is offloaded"
+        )
     if param.is_meta:
         raise ZeroBlockError(f"{name!r} is on the meta device; load the weights first")
     if param.dtype not in DTYPES:
@@ -131,6 +149,23 @@ def _check(name: str, param: Tensor) -> None:
             f"{name!r} is {param.dtype}; zeroblock moves fp32, fp64, fp16 and bf16 weights: "
             "freeze the others with requires_grad_(False)"
         )
+
+
+def _say_packed(model: nn.Module, params: Sized) -> None:
+    """Say which weights a quantised model trains, where nobody chose them by adding an adapter."""
+    packed = blocks_of.packed(model)
+    if packed and not adapted(model):
+        warnings.warn(
+            f"{len(packed)} packed weights, the first {packed[0]!r}, cannot move; blocks hold the other {len(params)} "
+            f"parameters only. To train the packed ones, {blocks_of.ADAPTER}",
+            ZeroBlockWarning,
+            stacklevel=5,
+        )
+
+
+def adapted(model: nn.Module) -> bool:
+    """Whether PEFT has put an adapter into a model."""
+    return any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules())
 
 
 def fold_(members: Sequence[Member], key: Key) -> None:
@@ -146,6 +181,11 @@ def compiled(model: nn.Module) -> bool:
         getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
         for module in model.modules()
     )
+
+
+def hidden(model: nn.Module) -> bool:
+    """Whether any part of a model reads its weights without torch functions that show it: compiled or scripted."""
+    return compiled(model) or any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
 
 
 Decays = Callable[[str, Tensor], bool]

@@ -24,6 +24,7 @@ from zeroblock import model as models
 from zeroblock.journal import read, replay
 
 STEPS, MIDDLE = 60, 37
+RUNS = list(zip(zb.METHODS, itertools.cycle(["fp32", "bf16"]), strict=False))  # test_resume has both of each
 RATES = {"mezo_adam": 1e-3, "mezo_bcd_adam": 1e-3, "zo_sign": 1e-3}
 
 
@@ -129,7 +130,6 @@ def test_twenty_kills_change_nothing(server: Server, place: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("method", zb.METHODS)
+@pytest.mark.parametrize(("method", "dtype"), RUNS)
 def test_every_method_survives(server: Server, place: Path, tmp_path: Path, method: str, dtype: str) -> None:
     assert follow(server, place, tmp_path, method, dtype, 2) <= 2

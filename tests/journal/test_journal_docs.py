@@ -73,7 +73,8 @@ def test_the_code_on_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     model, base_model = Tiny(), Tiny()
     scope = {"model": model, "base_model": base_model, "zb": zb}
-    loop = blocks[1].replace("    ...  #", "    optimizer.step(lambda: model.embed.weight.square().sum())  #")
+    scope["loss"] = lambda: sum(p.square().sum() for p in model.parameters())
+    loop = blocks[1].replace("    ...  #", "    optimizer.step(loss)  #")
     assert loop != blocks[1]
     exec(loop, scope)
     assert len(read("run.zbj").records) == 1

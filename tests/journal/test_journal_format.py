@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -25,7 +26,6 @@ from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import Header, Journal, Record, read
 from zeroblock.journal import format as format_of
 
-HERE = Path(__file__).parent
 SIZE = 28
 
 
@@ -312,38 +312,27 @@ def test_a_read_only_folder_is_one_clear_error() -> None:
         folder.chmod(0o755)
 
 
-FULL = """
-import resource, sys
-from pathlib import Path
-sys.path[:0] = [{tests!r}, {here!r}]
-import zeroblock as zb
-from test_journal_format import records, start
-path = Path({path!r})
-journal = start(path)
-resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + {room}, resource.RLIM_INFINITY))
-try:
-    for record in records(100):
-        journal.append(record)
-except zb.ZeroBlockError as error:
-    print(error)
-    print(path.stat().st_size)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    journal.append(records(100)[journal.steps])
-    print(journal.steps)
-"""
-
-
 @pytest.mark.parametrize("room", [0, 1, 5 * SIZE + 13, 6 * SIZE])
 def test_a_full_disk_leaves_whole_records(path: Path, room: int) -> None:
-    code = FULL.format(tests=str(HERE.parent), here=str(HERE), path=str(path), room=room)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    message, size, steps = done.stdout.splitlines()
-    whole = room // SIZE
+    journal, whole = start(path), room // SIZE
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, before[1]))
+    try:
+        for record in records(100)[:whole]:
+            journal.append(record)
+        with pytest.raises(ZeroBlockError) as caught:
+            journal.append(records(100)[whole])
+        size = path.stat().st_size
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    message = str(caught.value)
+    journal.append(records(100)[journal.steps])
+    steps = journal.steps
+    journal.close()
     assert f"step {whole} could not be written to" in message
     assert f"the journal holds the {whole} steps before it: free some space, then zeroblock resume" in message
-    assert int(size) == body(path) + whole * SIZE
-    assert int(steps) == whole + 1
+    assert size == body(path) + whole * SIZE
+    assert steps == whole + 1
     with Journal.open(path) as journal:
         assert journal.note == ""
         assert journal.steps == whole + 1

@@ -15,7 +15,7 @@ import zeroblock as zb
 from toy import Tiny, next_token, same, snapshot
 from zeroblock.journal import Header, Journal, read, replay
 
-MIDDLE, END = 17, 30
+MIDDLE, END = 13, 18  # turns end after 7 and 14 steps
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "three probes, decay, clipped": {"probes": 3, "weight_decay": 0.01, "clip": 0.05},
@@ -67,9 +67,11 @@ def follow(build: Any, path: Path, dtype: torch.dtype) -> tuple[dict[str, torch.
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", zb.METHODS)
-def test_base_and_journal_are_the_weights(name: str, dtype: torch.dtype, variant: str, tmp_path: Path) -> None:
+def test_base_and_journal_are_the_weights(name: str, variant: str, tmp_path: Path) -> None:
+    """Every method meets both dtypes and both variants, and so do these each other."""
+    odd = (list(zb.METHODS).index(name) + list(VARIANTS).index(variant)) % 2
+    dtype = torch.bfloat16 if odd else torch.float32
     assert same(*follow(functools.partial(build, name, **VARIANTS[variant]), tmp_path / "journal.zbj", dtype))
 
 

@@ -33,6 +33,9 @@ SHAPES = {
 }
 
 
+LONG = ((2, None, None), (4, 4, None), (3, None, 2.0))
+
+
 @pytest.mark.parametrize(("narrow", "wide"), [(16, 24), (24, 16)])
 def test_values_may_be_of_another_width(narrow: int, wide: int) -> None:
     row = _row(*SHAPES["short"])
@@ -49,6 +52,8 @@ def test_values_may_be_of_another_width(narrow: int, wide: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (4, None), (None, 2.0)])
 def test_the_kernel_sees_what_the_mask_says(shape, heads, groups, size, dtype, window, softcap) -> None:
+    if shape == "long" and DEVICE == "cpu" and (heads, window, softcap) not in LONG:
+        pytest.skip("the interpreter is slow; long rows meet every kind of head and of mask, short ones all pairs")
     row = _row(*SHAPES[shape])
     length = len(row.tokens)
     generator = torch.Generator().manual_seed(0)

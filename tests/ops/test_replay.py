@@ -33,7 +33,7 @@ def test_pieces(dtype: torch.dtype, rounding: Rounding) -> None:
         results = []
         for where, advance_ in (("cpu", reference.advance_pieces_), (GPU, replay.advance_)):
             draw = Draw(KEY, 13, distribution, mask)
-            tensors = [weights(n, dtype).to(where) for n in (50, 2100)]
+            tensors = [weights(n, dtype).to(where) for n in (50, 1030)]
             advance_(Pieces([Piece(tensors[0], draw), Piece(tensors[1], draw.at(50))]), steps(3, probes), rounding)
             results.append([bits(x) for x in tensors])
         for expected, got in zip(*results, strict=True):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import run_toy
-from toy import PATIENCE_S
+from toy import PATIENCE_S, zeroblock
 
 COMMAND = [sys.executable, "-c", "import typer; from zeroblock.cli.sweep import sweep; typer.run(sweep)"]
 FILE = """
@@ -107,11 +107,10 @@ def test_a_sweep_from_the_first_run_to_the_table(toys, tmp_path):
     assert (folder / "figures" / "blocks.png").is_file()
 
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").glob("*/*")}
-    again = start(toys, file)
-    said, errors = again.communicate(timeout=PATIENCE_S)
-    assert again.returncode == 0, errors
-    assert "1 tasks: 4 runs finished, 0 due\n" in said
-    assert "begin" not in said
+    again = zeroblock("sweep", file, "--out", tmp_path / "out", "--data", toys / "data")
+    assert again.returncode == 0, again.stderr
+    assert "1 tasks: 4 runs finished, 0 due\n" in again.stdout
+    assert "begin" not in again.stdout
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").glob("*/*")} == before
 
 

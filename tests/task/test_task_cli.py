@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
+from run_toy import tokenizer
 from zeroblock.cli.tasks import app
 from zeroblock.errors import ZeroBlockError
 from zeroblock.task import TASKS
@@ -132,13 +133,41 @@ def test_show_markup_is_text(tmp_path):
 def test_show_own(tmp_path):
     (tmp_path / "own.jsonl").write_text('{"prompt": "a", "completion": " b"}\n')
     (line,) = run("show", tmp_path / "own.jsonl", "--json").splitlines()
-    assert json.loads(line) == {"context": "a", "options": [" b\n"], "answers": ["b"]}
+    assert json.loads(line) == {"context": "a", "options": [" b"], "answers": ["b"], "end": "<eos>"}
+
+
+def test_show_marks_what_is_learnt_and_where_it_ends(tmp_path):
+    """With a chat template and an end-of-sequence token of the model's own."""
+    words = tokenizer()
+    words.chat_template = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    words.save_pretrained(tmp_path / "model")
+    (tmp_path / "own.jsonl").write_text('{"prompt": "a:", "completion": " b"}\n')
+    output = run("show", tmp_path / "own.jsonl", "--model", tmp_path / "model")
+    assert "own train 1  ·  own.jsonl:1  ·  5 tokens" in output
+    assert "→ ' b' </s>  3 tokens" in output
+    assert "metric  f1 of the generated answer" in output
+    said = [("user", "q"), ("assistant", "one"), ("user", "r"), ("assistant", "two three four five six seven")]
+    chat = [{"role": role, "content": text} for role, text in said]
+    (tmp_path / "chat.json").write_text(json.dumps([{"messages": chat}]))
+    output = run("show", tmp_path / "chat.json", "--model", tmp_path / "model")
+    assert "<user>q</s><assistant>⟦one</s>⟧<user>r</s><assistant>\n→ 'two three four five six seven' </s>" in output
+    assert "metric  held-out loss" in output
+    line = json.loads(run("show", tmp_path / "chat.json", "--model", tmp_path / "model", "--json"))
+    assert (line["spans"], line["end"]) == (["one</s>"], "</s>")
+    answers = [words.encode(f"{text}</s>", add_special_tokens=False) for role, text in said if role == "assistant"]
+    assert line["tokens"]["scored"] == [sum(map(len, answers))]
+    output = run("show", tmp_path / "chat.json", "--model", tmp_path / "model", "--turns", "last")
+    assert "<user>q</s><assistant>one</s><user>r</s><assistant>" in output
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["show", "sts2"], "unknown task 'sts2'; did you mean 'sst2'?"),
+        (["show", "x.jsonl", "--turns", "first"], "unknown turns 'first'; choose from: all, last"),
         (["show", "sst2", "--split", "tests"], "unknown split 'tests'; did you mean 'test'?"),
         (["show", "sst2", "--data", "no/such/folder"], "looked for no/such/folder/sst2/train.jsonl"),
         (["show", "sst2", "--tokenizer", "no/such/model"], "no tokenizer 'no/such/model'"),

@@ -11,7 +11,7 @@ from task_rows import FIRST, GOLDEN
 
 from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.task import TASKS, DataRow, Sizes, get
-from zeroblock.task.data_row import read_rows
+from zeroblock.task.reader import read_rows
 
 
 def write(path, rows):

@@ -87,4 +87,5 @@ def test_table():
         "accuracy": False,
         "f1": True,
         "exact_match": True,
+        "likelihood": False,
     }

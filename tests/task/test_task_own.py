@@ -15,9 +15,9 @@ def write(path, rows):
     return path
 
 
-def only(path, tokenizer=None):
+def only(path, tokenizer=None, **choices):
     """The examples of a task, in the order of its file."""
-    task = get(str(path), tokenizer)
+    task = get(str(path), tokenizer, **choices)
     return task, [task.example(row) for row in task.rows("train")]
 
 
@@ -25,7 +25,7 @@ def test_prompt_and_completion(tmp_path):
     rows = [{"prompt": "cat ->", "completion": " chat"}, {"prompt": "dog -> ", "completion": "chien \n"}]
     task, examples = only(write(tmp_path / "words.jsonl", rows))
     assert examples == [
-        Example("cat ->", (" chat\n",), 0, ("chat",), None),
+        Example("cat ->", (" chat",), 0, ("chat",), None),
         Example("dog ->", (" chien \n",), 0, ("chien",), None),
     ]
     assert (task.name, task.kind, task.over, task.metric.name, task.stop) == (
@@ -33,14 +33,17 @@ def test_prompt_and_completion(tmp_path):
         "generation",
         "answer",
         "f1",
-        "\n",
+        None,
     )
+    task, examples = only(tmp_path / "words.jsonl", ending="newline")
+    assert [example.options for example in examples] == [(" chat\n",), (" chien \n",)]
+    assert task.stop == "\n"
 
 
 def test_prompts_keep_their_indentation(tmp_path):
     rows = [{"prompt": "    if x:\n        return ", "completion": "1  "}]
     _, (example,) = only(write(tmp_path / "code.jsonl", rows))
-    assert (example.context, example.options) == ("    if x:\n        return", (" 1\n",))
+    assert (example.context, example.options) == ("    if x:\n        return", (" 1",))
 
 
 def test_both_kinds_of_file(tmp_path):
@@ -55,7 +58,7 @@ def test_both_kinds_of_file(tmp_path):
 
 def test_completions_of_many_lines_end_in_eos(tmp_path):
     rows = [{"prompt": "list:", "completion": "\none\ntwo"}, {"prompt": "list:", "completion": " x"}]
-    task, examples = only(write(tmp_path / "long.jsonl", rows))
+    task, examples = only(write(tmp_path / "long.jsonl", rows), ending="newline")
     assert task.stop is None
     assert [example.options for example in examples] == [("\none\ntwo",), (" x",)]
 
@@ -63,7 +66,8 @@ def test_completions_of_many_lines_end_in_eos(tmp_path):
 @pytest.mark.parametrize("completion", ["\nyes", "\n\nyes", " a\nb", " yes\n", " yes"])
 def test_a_completion_is_found_again_where_generation_stops(tmp_path, completion):
     """What is generated is read up to the stop, so the stop must not come before the answer does."""
-    task, (example,) = only(write(tmp_path / "r.jsonl", [{"prompt": "x:", "completion": completion}]))
+    path = write(tmp_path / "r.jsonl", [{"prompt": "x:", "completion": completion}])
+    task, (example,) = only(path, ending="newline")
     read = example.options[0] if task.stop is None else example.options[0].partition(task.stop)[0]
     assert read.strip() == example.answers[0] != ""
 
@@ -71,7 +75,7 @@ def test_a_completion_is_found_again_where_generation_stops(tmp_path, completion
 def test_validation_rows_say_too_how_completions_end(tmp_path):
     write(tmp_path / "train.jsonl", [{"prompt": "x:", "completion": " a"}])
     write(tmp_path / "validation.jsonl", [{"prompt": "x:", "completion": " a\nb"}])
-    assert get(str(tmp_path)).stop is None
+    assert get(str(tmp_path), ending="newline").stop is None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +106,7 @@ def test_csv(tmp_path):
     path = tmp_path / "words.csv"
     path.write_bytes(b'\xef\xbb\xbfprompt,completion\r\n"cat\n->", chat\r\ndog ->, chien\r\n')
     task, examples = only(path)
-    assert [(e.context, e.options) for e in examples] == [("cat\n->", (" chat\n",)), ("dog ->", (" chien\n",))]
+    assert [(e.context, e.options) for e in examples] == [("cat\n->", (" chat",)), ("dog ->", (" chien",))]
     assert [row.where for row in task.rows("train")] == [f"{path}:2", f"{path}:4"]
 
 
@@ -151,7 +155,8 @@ def test_chat_by_template(tmp_path):
 
 
 def test_chat_without_template(tmp_path):
-    _, examples = only(write(tmp_path / "chat.jsonl", [{"messages": CHAT}]))
+    with pytest.warns(ZeroBlockWarning, match="no tokenizer is given, so chats are written as plain lines"):
+        _, examples = only(write(tmp_path / "chat.jsonl", [{"messages": CHAT}]))
     assert examples == [Example("System: Be brief.\nUser: Hi\nAssistant:", (" Hello!",), 0, ("Hello!",), None)]
 
 
@@ -174,7 +179,7 @@ def test_bad_completion(row, message, tmp_path):
     ("messages", "message"),
     [
         ([], "no list of messages"),
-        (CHAT[:2], "not an answer of the assistant"),
+        (CHAT[:2], "no answer of the assistant"),
         ([{"role": "assistant", "content": " "}], "not an answer"),
         ([{"role": "user"}, CHAT[2]], "message 1 has no text in 'content'"),
         (["hello"], "message 1 has no text in 'role'"),
@@ -183,13 +188,7 @@ def test_bad_completion(row, message, tmp_path):
 def test_bad_chat(messages, message, tmp_path):
     path = write(tmp_path / "c.jsonl", [{"messages": CHAT}, {"messages": messages}])
     with pytest.raises(ZeroBlockError, match=rf"c\.jsonl:2: .*{message}"):
-        get(str(path)).load()
-
-
-def test_unknown_layout(tmp_path):
-    path = write(tmp_path / "x.jsonl", [{"text": "a"}])
-    with pytest.raises(ZeroBlockError, match=r"x\.jsonl:1: expected the columns prompt and completion, or messages"):
-        get(str(path))
+        get(str(path), Chatty()).load()
 
 
 @pytest.mark.parametrize(
@@ -211,7 +210,7 @@ def test_bad_csv(content, message, tmp_path):
 def test_no_such_file(tmp_path):
     with pytest.raises(ZeroBlockError, match="no task file"):
         get(str(tmp_path / "none.toml"))
-    with pytest.raises(ZeroBlockError, match=r"no train\.jsonl or train\.csv in"):
+    with pytest.raises(ZeroBlockError, match=r"no train\.jsonl, .* or train\.parquet in"):
         get(str(tmp_path))
 
 
@@ -336,16 +335,6 @@ def test_columns_of_any_name(tmp_path):
     (tmp_path / "t.csv").write_text("review text,a-b,c\nfine,2,yes\n")
     _, examples = only(tmp_path / "t.toml")
     assert examples[0].context == "fine, 2 {x}"
-
-
-def test_json_that_is_not_one_object_a_line(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text('[{"prompt": "a", "completion": "b"},\n{"prompt": "a", "completion": "b"}]')
-    with pytest.raises(ZeroBlockError, match=r"a\.json:1: begins a JSON array; write one object per line"):
-        get(str(path))
-    path.write_text("[" * 100_000)
-    with pytest.raises(ZeroBlockError, match=r"a\.json:1: nested too deeply"):
-        get(str(path))
 
 
 def test_a_long_field_of_a_csv(tmp_path):

@@ -27,12 +27,12 @@ OTHER = {
     "device": "cuda:1", "task": "./own.toml", "data": "some/folder", "data_seed": 7, "train": 10, "dev": 11,
     "test": 12, "train_tokens": 30, "max_length": 99, "method": "lozo", "calibrate": True, "lr": 1e-300,
     "eps": 3, "steps": 17, "batch_size": 3, "accumulate": 2, "seed": 2**64 - 1, "weight_decay": 0.1, "interval": 4,
-    "fold": 1,
+    "fold": 1, "turns": "last", "ending": "newline", "metric": "f1",
     "freeze": "a*", "rank": 3, "probes": 2, "clip": 4, "as_published": True, "rounding": "nearest",
     "lr_schedule": "cosine", "warmup": 5,
     "objective": "accuracy", "loss_over": "examples", "eval_every": 6, "eval_start": False, "eval_limit": 9,
     "engine": "sequential", "graphs": "off", "max_tokens": 512, "max_minutes": 1.5, "snapshot_every": 8, "fsync": 0,
-    "track": "tensorboard",
+    "track": "tensorboard", "save_weights": False,
 }  # fmt: skip
 
 

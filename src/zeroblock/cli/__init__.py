@@ -25,6 +25,7 @@ from . import (
     inspect,
     lab,
     methods,
+    push,
     replay,
     resume,
     schedule,
@@ -67,6 +68,7 @@ app.command("replay")(replay.replay)
 app.command("inspect")(inspect.inspect)
 app.command("export")(export.export)
 app.command("apply")(apply.apply)
+app.command("push")(push.push)
 app.command("methods")(methods.methods)
 app.command("blocks")(blocks.blocks)
 app.command("schedule")(schedule.schedule)

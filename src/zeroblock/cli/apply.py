@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ from .replay import Device, Force, Model, Out, Remote, write_weights
 
 
 def apply(
-    file: Annotated[Path, typer.Argument(help="A file that zeroblock export wrote.")],
+    file: Annotated[str, typer.Argument(help="A file that zeroblock export wrote, or user/name on the hub.")],
     out: Out,
     model: Model = None,
     device: Device = "auto",
@@ -19,4 +18,6 @@ def apply(
     trust_remote_code: Remote = False,
 ) -> None:
     """Bring an exported fine-tune onto its base model, bit for bit."""
-    write_weights(file, None, out, model, device, force, trust_remote_code, way="--force", random_weights=force)
+    from ..hub import find
+
+    write_weights(find(file), None, out, model, device, force, trust_remote_code, way="--force", random_weights=force)

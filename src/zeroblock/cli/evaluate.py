@@ -12,8 +12,8 @@ from ..train.config import Config
 from .train import Json, Quiet, settings, view
 
 SETTINGS = (
-    "model", "random_weights", "trust_remote_code", "dtype", "device", "task", "data", "data_seed", "max_length",
-    "shots", "calibrate", "max_tokens",
+    "model", "random_weights", "trust_remote_code", "dtype", "device", "task", "data", "data_seed", "turns",
+    "ending", "metric", "max_length", "shots", "calibrate", "max_tokens",
 )  # fmt: skip
 
 
@@ -29,6 +29,7 @@ def evaluate(
 
     For example: `zeroblock eval --model smollm2 --task reviews --limit 200`
     """
+    from ..task.metric import is_loss
     from ..train import measure
 
     if split not in ("dev", "test"):
@@ -48,7 +49,7 @@ def evaluate(
         typer.echo(jsonlib.dumps(line))
         return
     exact = "" if result.exact_match is None else f", exact match {result.exact_match:.1%}"
-    typer.echo(
-        f"{config.task} {split}: {result.metric} {result.value:.1%}{exact}, loss {result.loss:.4f} "
-        f"(n {result.n}, {result.seconds:.1f} s)"
-    )
+    numbers = [f"{result.metric} {result.value:.1%}{exact}", f"loss {result.loss:.4f}"]
+    if is_loss(result.metric):  # free text: the loss says more
+        numbers.reverse()
+    typer.echo(f"{config.task} {split}: {', '.join(numbers)} (n {result.n}, {result.seconds:.1f} s)")

@@ -7,14 +7,20 @@ from typing import Annotated
 
 import typer
 
+from ..errors import ZeroBlockError
+from .replay import Step, choose_step, is_kept
+
 
 def export(
     run: Annotated[Path, typer.Argument(help="A run's folder, or a journal.")],
     out: Annotated[Path, typer.Option(help="The file to write: NAME.zbj.")],
-    step: Annotated[int | None, typer.Option(min=1, help="Only this many steps; all by default.")] = None,
+    step: Step = None,
 ) -> None:
     """Write one shareable file: the run's journal and a card."""
     from ..journal import export as write
+    from ..train.folder import Folder
 
-    path = write(run, out, step=step)
+    if is_kept(run):
+        raise ZeroBlockError(f"ft keeps no journal to export: its weights are in {Folder(run).model}")
+    path = write(run, out, step=choose_step(run, step))
     typer.echo(f"{path}: {path.stat().st_size:,} bytes; zeroblock inspect {path} shows it")

@@ -5,17 +5,25 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ..errors import ZeroBlockError, shown
+from ..errors import ZeroBlockError
 
 Model = Annotated[
     str | None,
     typer.Option(help="The base: a folder, a GGUF file, a hub id or smollm2; by default the one the journal names."),
 ]
 Out = Annotated[Path, typer.Option(help="A new folder for the weights, as safetensors that from_pretrained loads.")]
+Step = Annotated[
+    str | None,
+    typer.Option(
+        metavar="best|last|N",
+        help="The step that dev selects, the last one, or a number of steps. [best; last without dev evaluations]",
+        show_default=False,
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Force = Annotated[
     bool,
@@ -30,13 +38,150 @@ def replay(
     run: Annotated[Path, typer.Argument(help="A run's folder, a journal or an exported file.")],
     out: Out,
     model: Model = None,
-    step: Annotated[int | None, typer.Option(min=0, help="Stop after this many steps; all by default.")] = None,
+    step: Step = None,
     device: Device = "auto",
     force: Force = False,
     trust_remote_code: Remote = False,
 ) -> None:
-    """Rebuild the weights after any step, bit for bit."""
-    write_weights(run, step, out, model, device, force, trust_remote_code)
+    """Rebuild the weights after any step, bit for bit.
+
+    For example: `zeroblock replay runs/sst2 --out tuned`, then `from_pretrained("tuned")`
+
+    A run with `--method ft` keeps no journal but the weights of its best step, which are copied.
+    """
+    write_run(run, step, out, model, device, force, trust_remote_code)
+
+
+def write_run(
+    run: Path,
+    step: str | None,
+    out: Path,
+    model: str | None,
+    device: str,
+    force: bool,
+    trust_remote_code: bool,
+    repo: str | None = None,
+) -> None:
+    """Write a run's weights and their card into a folder for ``from_pretrained``.
+
+    Args:
+        run: a run's folder, a journal or an exported file.
+        step: best, last or a number; best by default.
+        out: a new folder.
+        model: the base; by default the one that the journal names.
+        device: auto, cpu or cuda.
+        force: accept other base weights, a newer journal, or one whose last record is damaged.
+        trust_remote_code: run the code that comes with the model.
+        repo: where it goes on the hub, if it does.
+    """
+    from ..journal.format import locate
+    from ..report.card import PLACEHOLDER, Facts, hub_card
+
+    folder = locate(run).parent
+    if is_kept(run):
+        taken = copy_kept(run, step, out)
+    else:
+        taken = write_weights(run, choose_step(run, step), out, model, device, force, trust_remote_code)
+    if facts := Facts.read(folder, taken):
+        (out / "README.md").write_text(hub_card(facts, "model", repo or PLACEHOLDER), encoding="utf-8")
+    if repo is None:
+        typer.echo(f'load it with from_pretrained("{out}"), or pipeline("text-generation", model="{out}")')
+
+
+def choose_step(run: Path, step: str | None) -> int | None:
+    """Find the number of steps to take, and say so if it is not the one asked for by number; None for all.
+
+    Args:
+        run: a run's folder, a journal or an exported file.
+        step: best, last or a number; None for best where the run has dev evaluations, else last.
+    """
+    from ..journal import read
+    from ..journal.format import locate
+    from ..report.summary import selection
+
+    number = _parse(step)
+    if step == "last" or number is not None:
+        return number
+    chosen = selection(locate(run).parent) if read(run, 0).header.steps is None else None
+    if chosen is None or chosen.step < 1:
+        if step == "best":
+            raise ZeroBlockError(f"{run} has no dev evaluations to select a step by: give --step last, or a number")
+        if read(run, 0).header.steps is None:
+            typer.echo(f"{run} has no dev evaluations, so the last step is taken", err=True)
+        return None
+    try:
+        read(run, chosen.step)
+    except ZeroBlockError:  # the journal has lost that step, and its reader says what to do
+        return None
+    changed = "" if step else " (--step last takes the last step, as earlier versions did)"
+    typer.echo(f"taking step {chosen.step:,}, selected by {chosen.by}{changed}", err=True)
+    return chosen.step
+
+
+def _parse(step: str | None) -> int | None:
+    """The number that ``--step`` gives, if it gives one."""
+    if step in (None, "best", "last"):
+        return None
+    if not (step.isascii() and step.isdecimal()):
+        raise ZeroBlockError(f"--step is {step!r}: give best, last, or a number of steps")
+    return int(step)
+
+
+def is_kept(run: Path) -> bool:
+    """Whether a run kept its weights and no journal, as ``ft`` does; one that kept neither is refused."""
+    from ..journal.format import locate
+    from ..train.config import BACKPROPAGATION, recorded
+    from ..train.folder import Folder
+
+    if not run.is_dir() or locate(run).exists() or not (run / "config.toml").is_file():
+        return False
+    if recorded(run / "config.toml", trust_remote_code=True).method != BACKPROPAGATION:
+        return False
+    if not Folder(run).model.is_dir():
+        raise ZeroBlockError(
+            f"{run} is a run of ft without weights: it was stopped before its first evaluation, made with "
+            "--no-save-weights, or by an earlier version; train again to keep them"
+        )
+    return True
+
+
+def copy_kept(run: Path, step: str | None, out: Path) -> int:
+    """Copy the weights that ``ft`` kept into a new folder; return their step.
+
+    Args:
+        run: the run's folder.
+        step: best or nothing; another step is refused unless it is the one that was kept.
+        out: a new folder.
+    """
+    import shutil
+
+    from ..report.summary import selection
+    from ..train.folder import Folder
+
+    place, number, chosen = Folder(run).model, _parse(step), selection(run)
+    kept = chosen.step if chosen else 0
+    if step == "last":
+        number = Folder(run).config(trust_remote_code=True).steps
+    if number not in (None, kept):
+        raise ZeroBlockError(f"ft keeps no journal, only the weights of step {kept:,}, which dev selects: in {place}")
+    check_new(out)
+    files = sorted(place.iterdir())
+    if odd := next((file for file in files if file.is_symlink() or not file.is_file()), None):
+        raise ZeroBlockError(f"{odd} is a link or a folder, which zeroblock does not write: copy {place} yourself")
+    out.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        shutil.copyfile(file, out / file.name)
+    typer.echo(f"{out}: the weights that ft kept, of step {kept:,}; they are in {place} too")
+    return kept
+
+
+def check_new(out: Path) -> None:
+    """Refuse a folder that holds something or cannot be written; none is left behind."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ZeroBlockError(f"{str(out)!r} exists already: give a new folder with --out")
+    if not out.exists():
+        out.mkdir(parents=True)
+        out.rmdir()
 
 
 def write_weights(
@@ -50,8 +195,8 @@ def write_weights(
     *,
     way: str = "--step {steps} (or --force)",
     random_weights: bool | None = None,
-) -> None:
-    """Load the base, take the journal's steps, save the weights and the tokenizer.
+) -> int:
+    """Load the base, take the journal's steps, save the weights and the tokenizer; return the number of steps.
 
     Args:
         place: a run's folder, a journal or an exported file.
@@ -65,86 +210,27 @@ def write_weights(
         random_weights: whether the journal may ask for random weights, which take any amount of memory; by default
             the one in a run's folder may, and another one if forced.
     """
-    import torch
-
-    from .. import model as models
     from ..journal import finite, read
+    from ..journal.base import Base
     from ..journal.share import check_whole, is_own
+    from ..train.snapshot import write_model
 
     contents = read(place, step)
     if step is None:
         check_whole(contents, place, way=way, force=force)
     header = contents.header
-    name = model or header.model
-    if not name:
-        raise ZeroBlockError("the journal does not name its base: give --model")
-    if model is None and shown(name, 4096) != name:
-        raise ZeroBlockError(f"the journal names its base '{shown(name)}', which is no name: give --model")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ZeroBlockError(f"{str(out)!r} exists already: give a new folder with --out")
-    if header.dtype == "mixed":
-        raise ZeroBlockError("the base has several dtypes: load it in Python, then zeroblock.load(model, FILE)")
-    if model in models.OPT:
-        raise ZeroBlockError(f"{model} is a shape without weights: give the base that the run began with")
-    if not out.exists():  # a folder that cannot be written is noticed now, and none is left if the base is wrong
-        out.mkdir(parents=True)
-        out.rmdir()
-    random = model is None and header.extra.get("random_weights") is True
     if random_weights is None:
         random_weights = force or is_own(contents, place)
-    if random and not random_weights:
-        raise ZeroBlockError(
-            f"the file asks for random weights in the shape of {name}, which may take any amount of memory: give the "
-            "base with --model, or allow it with --force"
-        )
-    if not trust_remote_code:  # a skeleton runs no code of the model's
-        header.check_order(models.skeleton(name))  # before any memory is taken for the weights
-
-    def base() -> Any:
-        with _out_of_memory(f"{name} in {header.dtype}"):
-            return models.load(
-                name,
-                getattr(torch, header.dtype),  # one of four, which the header's reader has checked
-                device,
-                random_weights=random,
-                seed=header.seed,
-                trust_remote_code=trust_remote_code,
-            )
-
-    module = base()
+    base = Base(header, model, device, trust_remote_code, random_weights)
+    check_new(out)
+    base.check()
+    module = base.load()
     optimizer = header.rebuild(module, force=force)
     with _bar(len(contents.records)) as progress:
-        finite.advance(optimizer, contents.records, lambda: header.rebuild(base(), force=True), progress)
-    _save(module, models.tokenizer(name, trust_remote_code=trust_remote_code), out)
-    typer.echo(f"{out}: {name} after {len(contents.records):,} steps")
-
-
-def _save(module: Any, tokenizer: Any, out: Path) -> None:
-    if getattr(module.config, "quantization_config", None) is not None:
-        # The weights of a GGUF were expanded when they were read, but transformers refuses to save such a model.
-        module.hf_quantizer = None
-        del module.config.quantization_config
-    from ..model import bars
-
-    with bars():
-        module.save_pretrained(out)
-        tokenizer.save_pretrained(out)
-
-
-@contextlib.contextmanager
-def _out_of_memory(weights: str) -> Iterator[None]:
-    """Turn memory that runs out into one line."""
-    import torch
-
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        if not known and "can't allocate memory" not in str(error):
-            raise
-        raise ZeroBlockError(
-            f"{weights} does not fit into the memory of this device: choose another --device, or a larger machine"
-        ) from error
+        finite.advance(optimizer, contents.records, lambda: header.rebuild(base.load(), force=True), progress)
+    write_model(out, module, base.tokenizer())
+    typer.echo(f"{out}: {base.name} after {len(contents.records):,} steps")
+    return len(contents.records)
 
 
 @contextlib.contextmanager

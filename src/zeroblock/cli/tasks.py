@@ -29,11 +29,18 @@ def tasks(
 ) -> None:
     """List the tasks, or show the examples of one.
 
-    The path of your own data is a task too: a .jsonl or .csv file (or a folder with train.jsonl and
-    validation.jsonl) with the columns `prompt` and `completion`, joined as they are written, or with
-    chat `messages`; or a .toml file that names columns, a template and options:
+    Your own data are a task too: the path of a .jsonl, .json, .csv or .parquet file (or of a folder
+    with train.jsonl and validation.jsonl), or a dataset of the hub, hf:user/name. The columns say what
+    they are:
 
-        train = "train.csv"                # JSONL or CSV, beside this file
+        prompt, completion                 # joined as they are written
+        messages                           # chats with role and content
+        conversations                      # chats with from and value
+        instruction, input, output         # Alpaca
+
+    Others are described in a .toml file that names columns, a template and options:
+
+        train = "train.csv"                # beside this file; or "hf:user/name"
         validation = "test.csv"            # optional: else rows are held out
         prompt = "{text} It was"           # {text} is the column text
         options = [" terrible", " great"]  # or the name of a column of lists
@@ -42,8 +49,9 @@ def tasks(
 
     or, to generate, in place of options and label:
 
-        answer = " {reply}\\n"             # if reply is a list, all are right
-        max_new_tokens = 50               # the most that is generated
+        answer = " {reply}"                # if reply is a list, all are right
+        metric = "f1"                      # or exact_match, or likelihood
+        max_new_tokens = 50                # the most that is generated
     """
     if context.invoked_subcommand is not None:
         return
@@ -64,8 +72,8 @@ def tasks(
         table.add_row(row["name"], row["kind"], row["metric"], row["source"], ", ".join(row["fields"]))
     console.print(table)
     console.print(
-        "zeroblock tasks show NAME prints examples. The path of your own data is a task too: a .jsonl or .csv file of "
-        "prompt and completion, or of chat messages; a folder of them; or a .toml file (see zeroblock tasks --help).",
+        "zeroblock tasks show NAME prints examples. Your own data are a task too: a .jsonl, .json, .csv or .parquet "
+        "file or hf:user/name, of completions, chats or instructions; or a .toml file (see zeroblock tasks --help).",
         markup=False,
         highlight=False,
     )
@@ -73,7 +81,7 @@ def tasks(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A task, or the path of your own data.")],
+    name: Annotated[str, typer.Argument(help="A task, the path of your own data, or hf:user/name.")],
     data: Annotated[
         Path | None,
         typer.Option(help="Folder with NAME/train.jsonl and NAME/validation.jsonl, or with these two files."),
@@ -90,36 +98,52 @@ def show(
             "--tokenizer", "--model", help="Count tokens as this model does: a folder, GGUF file or hub id. [smollm2]"
         ),
     ] = None,
+    turns: Annotated[
+        str, typer.Option(help="The answers of your own chats that carry loss: all or last.", metavar="all|last")
+    ] = "all",
+    ending: Annotated[
+        str,
+        typer.Option(help="What the completions of your own data end with: eos or newline.", metavar="eos|newline"),
+    ] = "eos",
     max_length: Annotated[int, typer.Option(min=2, help="Cut longer contexts on the left.")] = 2048,
     trust_remote_code: Remote = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")] = False,
 ) -> None:
     """Print examples as the model will read them, with their options and token counts.
 
-    JSON has the counts only if you name a tokenizer.
+    Text in green, after → or between ⟦ and ⟧, is what a run learns to write. JSON has the counts only if you
+    name a tokenizer.
     """
     from ..model import tokenizer as read_tokenizer
     from ..task import get
 
     if split is not None and split not in SPLITS:
         raise unknown("split", split, SPLITS)
-    loaded = read_tokenizer(tokenizer, trust_remote_code=trust_remote_code) if tokenizer is not None else None
-    task = get(name, loaded)
+    if tokenizer is not None:
+        words = read_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
+    else:
+        words = None if json else _default_tokenizer()
+    task = get(name, words, turns=turns, ending=ending)
     examples, note = _examples(task, data, split, seed, limit)
-    counting = loaded if loaded is not None or json else _default_tokenizer()
-    encoder = task.encoder(counting, max_length) if counting is not None else None
+    encoder = task.encoder(words, max_length) if words is not None else None
     encoded = [encoder.example(example) for example in examples] if encoder else [None] * len(examples)
+    end = (
+        "" if task.stop is not None or task.kind != "generation" else str(getattr(words, "eos_token", None) or "<eos>")
+    )
     if json:
         for example, ids in zip(examples, encoded, strict=True):
-            line = jsonlib.dumps(_object(task, example, ids), ensure_ascii=False)
+            line = jsonlib.dumps(_object(task, example, ids, end), ensure_ascii=False)
             # JSON leaves some control characters as they are, and a terminal would obey them
             typer.echo(line if line.isprintable() else jsonlib.dumps(jsonlib.loads(line)))
         return
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(highlight=False)
     for number, (example, ids) in enumerate(zip(examples, encoded, strict=True), start=1):
-        _print(console, task, example, ids, f"{shown(task.name)} {split or 'train'} {number}")
+        _print(console, task, example, ids, f"{shown(task.name)} {split or 'train'} {number}", end)
+    console.rule()
+    facts = _facts(task)
     if encoder:
         room = task.max_new_tokens if task.metric.generates else 0
         cut = sum(
@@ -127,11 +151,14 @@ def show(
             for example, ids in zip(examples, encoded, strict=True)
         )
         whose = "" if tokenizer else " (SmolLM2's; another model's with --tokenizer)"
-        console.print(f"{cut} of {len(examples)} contexts cut to {max_length} tokens{whose}", markup=False)
+        facts["length"] = f"{cut} of {len(examples)} contexts cut to {max_length} tokens{whose}"
     else:
-        console.print("give --tokenizer MODEL to count tokens", markup=False)
+        facts["length"] = "give --tokenizer MODEL to count tokens"
     if note:
-        console.print(shown(note, MAX_CHARACTERS), markup=False)
+        facts["split"] = note
+    for label, fact in facts.items():
+        told = Text(f"{label:<8}", style="dim").append(shown(fact, MAX_CHARACTERS), style="not dim")
+        console.print(told, soft_wrap=True)
 
 
 @functools.cache
@@ -171,31 +198,76 @@ def _examples(
     return tuple(task.example(row) for row in checked)[:limit], ""
 
 
-def _object(task: Task, example: Example, ids: Encoded | None) -> dict[str, Any]:
+def _object(task: Task, example: Example, ids: Encoded | None, end: str) -> dict[str, Any]:
     line: dict[str, Any] = {"context": example.context, "options": list(example.options)}
-    line |= {"answers": list(example.answers)} if task.metric.generates else {"label": example.label}
+    line |= {"label": example.label} if task.kind != "generation" else {"answers": list(example.answers)}
+    if end:
+        line["end"] = end
+    if example.spans:
+        line["spans"] = [example.context[slice(*span)] for span in example.spans]
     if ids is not None:
-        line["tokens"] = {"context": len(ids.context), "options": list(map(len, ids.options)), "cut": ids.cut}
+        line["tokens"] = {
+            "context": len(ids.context),
+            "options": list(map(len, ids.options)),
+            "scored": list(map(sum, ids.marks)),
+            "cut": ids.cut,
+        }
+        if ids.scored is None:
+            del line["tokens"]["scored"]
     return line
 
 
-def _print(console: Any, task: Task, example: Example, ids: Encoded | None, title: str) -> None:
+def _print(console: Any, task: Task, example: Example, ids: Encoded | None, title: str, end: str) -> None:
     from rich.text import Text
 
-    console.rule(
-        Text(f"{title}  ({len(ids.context)} tokens{', cut' if ids.cut else ''})" if ids else title), align="left"
-    )
-    # line by line, so that newlines stay; other control characters of the file are shown and not obeyed
-    context = "\n".join(shown(line, MAX_CHARACTERS) for line in example.context.split("\n"))
-    console.print(Text(context), soft_wrap=True)
+    heading = [title, *([Path(shown(example.where)).name] if example.where else [])]
+    if ids is not None:
+        total = len(ids.context) + (len(ids.options[0]) if len(ids.options) == 1 else 0)
+        heading.append(f"{total:,} tokens{', cut' if ids.cut else ''}")
+    console.rule(Text("  ·  ".join(heading)), align="left")
+    console.print(_context(example), soft_wrap=True)
     for index, option in enumerate(example.options):
         # quoted, because a leading space or a newline is part of the option
-        line = Text(f"{'→' if index in example.right else ' '} {option!r}")
+        line = Text(f"{'→' if index in example.right else ' '} {(option.removesuffix(end) if end else option)!r}")
         if index in example.right:
             line.stylize("bold green")
+        if end:
+            line.append(f" {shown(end)}", style="bold cyan" if index in example.right else "")
         if ids is not None:
-            count = len(ids.options[index])
-            line.append(f"  {count} token{'s' if count > 1 else ''}", style="dim")
+            count = sum(ids.marks[index])
+            whose = " with the earlier answers" if ids.scored else ""
+            line.append(f"  {count} token{'s' if count > 1 else ''}{whose}", style="dim")
         console.print(line, soft_wrap=True)
-    if task.metric.generates:
+    if task.metric.generates and (len(example.answers) > 1 or example.answers[0] != example.target.strip()):
         console.print(Text(f"  answers: {', '.join(map(repr, example.answers))}", style="dim"), soft_wrap=True)
+
+
+def _context(example: Example) -> Any:
+    """The context with the earlier answers marked."""
+    from rich.text import Text
+
+    text, done = Text(), 0
+    for begin, stop in example.spans:
+        text.append(_lines(example.context[done:begin]))
+        text.append(f"⟦{_lines(example.context[begin:stop])}⟧", style="bold green")
+        done = stop
+    return text.append(_lines(example.context[done:]))
+
+
+def _lines(text: str) -> str:
+    """A text line by line, so that newlines stay; other control characters of the file are shown and not obeyed."""
+    return "\n".join(shown(line, MAX_CHARACTERS) for line in text.split("\n"))
+
+
+def _facts(task: Task) -> dict[str, str]:
+    """What a run learns from such examples, and how it is measured."""
+    if task.over == "options":
+        loss = "cross-entropy over the options"
+    else:
+        loss = "on the green tokens: their mean in a batch, or by example (--loss-over tokens|examples)"
+    metric = task.metric.name
+    if task.metric.of_loss:
+        metric = "held-out loss (likelihood, exp(-loss)): the answers are too long for F1"
+    elif task.metric.generates:
+        metric += " of the generated answer, exact match beside it"
+    return {"data": task.summary, "loss": loss, "metric": metric}

@@ -135,6 +135,8 @@ def view(quiet: bool, json: bool) -> Any:
 
 def report(result: Result, json: bool) -> None:
     """Print how a run ended, and exit with the status to match."""
+    from ..report.summary import before, setback, weights_line
+    from ..task.metric import worded
     from ..train.folder import Folder
 
     summary = result.summary
@@ -158,16 +160,21 @@ def report(result: Result, json: bool) -> None:
     if result.steps:
         selected_by = shown(summary["selected_by"])
         chosen = f"at step {summary['selected_step']}, selected by {selected_by} (n {dev['n']}){_exact(dev)}"
-        typer.echo(f"  dev  {metric} {dev['value']:.1%} {chosen}")
-        typer.echo(f"  test {metric} {test['selected']:.1%} at that step (n {test['n']}){_exact(test)}")
+        typer.echo(f"  dev  {worded(metric, dev['value'])} {chosen}{before(summary, 'dev')}")
+        was = before(summary, "test")
+        typer.echo(f"  test {worded(metric, test['selected'])} at that step (n {test['n']}){_exact(test)}{was}")
         typer.echo(
-            f"  test {metric} {test['best']:.1%} best of the evaluations, as the paper reports; it looks at test "
+            f"  test {worded(metric, test['best'])} best of the evaluations, as the paper reports; it looks at test "
             f"(step {test['best_step']})"
         )
     else:
-        typer.echo(f"  dev  {metric} {dev['value']:.1%} (n {dev['n']}){_exact(dev)}")
-        typer.echo(f"  test {metric} {test['selected']:.1%} (n {test['n']}){_exact(test)}")
+        typer.echo(f"  dev  {worded(metric, dev['value'])} (n {dev['n']}){_exact(dev)}")
+        typer.echo(f"  test {worded(metric, test['selected'])} (n {test['n']}){_exact(test)}")
+    if result.steps and (warning := setback(summary)):
+        typer.secho(f"  {warning}", fg="red", bold=True)
     typer.echo(f"  {result.folder / 'summary.md'}")
+    if weights := weights_line(result.folder, summary):
+        typer.echo(f"the weights of step {summary['selected_step']}, for from_pretrained:\n  {weights}")
 
 
 def _exact(numbers: dict[str, Any]) -> str:

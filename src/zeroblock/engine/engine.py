@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from ..exclusive import exclusive
 from ..run.graph import Graphs
 from ..step import evaluation
 from ..task.encoding import Encoded
-from . import trial
+from . import bridge, trial
 from .forward import Forward
 from .fuse import find
 from .objective import BatchObjective, Over, Reduction
@@ -113,6 +114,37 @@ class Engine(Forward):
             batch = [one.only(k) for one, k in zip(batch, labels, strict=True)]
             labels = [0] * len(batch)
         return BatchObjective(self, self._rows(batch, labels), over, reduction, len(batch))
+
+    def objective_from(self, batch: Mapping[str, Any]) -> BatchObjective:
+        """The mean loss over the scored tokens of a tokenised batch, as a Hugging Face model computes it.
+
+        >>> objective = engine.objective_from(batch)               # doctest: +SKIP
+        >>> optimizer.step(objective)                               # doctest: +SKIP
+
+        Several objectives in one step are weighted by their numbers of scored tokens.
+
+        Args:
+            batch: ``input_ids``, ``labels`` (-100 where a token carries no loss) and, where there is padding,
+                ``attention_mask``, all (rows, tokens); padded on the left or on the right.
+        """
+        texts, left = bridge.texts(batch)
+        if left and self._counts_padding:
+            raise bridge.BridgeError(
+                f"{type(self.model).__name__} counts padding on the left as positions: pad on the right "
+                "(tokenizer.padding_side = 'right')"
+            )
+        rows: list[tuple[Row | Padded, Tensor]] = []
+        for row, chosen in self._rows([text.example for text in texts], range(len(texts))):
+            some = [texts[i] for i in chosen.tolist()]
+            multiple = self._multiples(row.tokens.numel())[1]
+            if multiple > 1:  # captured: few numbers of scored tokens, a sixteenth apart
+                multiple = max(multiple, 1 << max(0, sum(len(text.places) for text in some).bit_length() - 5))
+            rows.append((bridge.rescored(row, some, multiple), torch.zeros(1, dtype=torch.long)))
+        return BatchObjective(self, rows, "answer", "tokens", len(texts))
+
+    @functools.cached_property
+    def _counts_padding(self) -> bool:
+        return bridge.counts_padding(self)
 
     @torch.no_grad()
     def scores(self, batch: Sequence[Encoded]) -> list[tuple[Score, ...]]:

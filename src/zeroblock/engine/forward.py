@@ -114,8 +114,17 @@ class Forward:
         if points and len(logits) != len(points):
             if len(logits) != 1:
                 raise ForkError(f"it returns {len(logits)} rows for {len(points)} points")
-            logits = logits.expand(len(points), -1, -1)  # no weight of the block was read
+            logits = logits.expand(len(points), -1, -1)
+            self._unread(points[0].direction.members[0].name)
         return _totals(logits, row)
+
+    def _unread(self, name: str) -> None:
+        warnings.warn(
+            f"{type(self.model).__name__} reads no weight of the block of {name!r}, whose turns change nothing: freeze "
+            "what it does not use with requires_grad_(False) before building the optimizer",
+            ZeroBlockWarning,
+            stacklevel=6,
+        )
 
     @contextlib.contextmanager
     def layers(self, row: Row) -> Iterator[None]:

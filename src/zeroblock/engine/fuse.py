@@ -23,11 +23,9 @@ from torch.nn import functional as F
 from ..interrupt import uninterrupted
 from ..ops.gate import Act
 from ..ops.norm import Scaling
-from ..ops.shared.dispatch import backend, tf32_allowed
+from ..ops.shared.dispatch import backend, is_triton, tf32_allowed
 from .fork import restore
 
-MAX_SMALL = 1 << 22
-"""Weights of a matrix up to which a product alone does not fill the device."""
 ROTARY = "apply_rotary_pos_emb"
 """The function of transformers' files that rotates queries and keys."""
 GATED = ("gate_proj", "up_proj", "down_proj")
@@ -106,11 +104,9 @@ class _Ops:
         )
         self.tf32 = tf32_allowed()
 
-    def small(self, *linears: nn.Module) -> bool:
-        """Whether products are better computed together; exact fp32 ones stay the library's."""
-        if linears[0].weight.dtype == torch.float32 and not self.tf32 and self.project.__name__.endswith("triton"):
-            return False
-        return all(linear.weight.numel() <= MAX_SMALL for linear in linears)  # type: ignore[operator]
+    def joins(self, linear: nn.Linear) -> bool:
+        """Whether products like this one may be computed together; exact fp32 ones stay cuBLAS's."""
+        return linear.weight.dtype != torch.float32 or self.tf32 or not is_triton(self.project)
 
 
 def _autocast() -> bool:
@@ -155,11 +151,11 @@ def _gate(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any]) -> Forward |
         return None
     if gate.bias is not None or up.bias is not None or gate.weight.dtype not in TOLERANCE:
         return None
-    small = ops.small(gate, up)
+    joins = ops.joins(gate)
 
     def make(act: Act) -> Forward:
         def forward(x: Tensor) -> Tensor:
-            if small and _plain(gate) and _plain(up):
+            if joins and _plain(gate) and _plain(up):
                 return down(ops.project.project_gated(x, gate.weight, up.weight, act))  # type: ignore[no-any-return]
             return down(ops.gate.gated(gate(x), up(x), act))  # type: ignore[no-any-return]
 
@@ -200,7 +196,7 @@ def _siblings(module: nn.Module, ops: _Ops) -> list[tuple[nn.Module, Forward]]:
         and (one.bias is None) == (first.bias is None)
         for one in found
     )
-    if not alike or first.weight.dtype not in TOLERANCE or not ops.small(*found):
+    if not alike or first.weight.dtype not in TOLERANCE or not ops.joins(first):
         return []
     shared = _Shared(found, ops.project.project)
     return [(linear, functools.partial(shared.product, i)) for i, linear in enumerate(found)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..direction import Member, Point
 from ..exclusive import BusyError, exclusive
@@ -52,6 +52,10 @@ class BatchObjective(Objective):
         if self._by_token:
             return "tokens", float(sum(int(row.lengths.sum()) for row, _ in self.rows))
         return "examples", float(self.examples)
+
+    @property
+    def model(self) -> nn.Module:
+        return self.forward.model
 
     @property
     def submits(self) -> bool:

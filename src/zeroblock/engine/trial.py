@@ -57,7 +57,7 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
     named = itertools.chain.from_iterable(map(family.windows, forward.configs))
     forward.max_length = min((size for size in named if size not in windows), default=math.inf)
     difference = float(((alone - together) / row.lengths).abs().max())  # per token
-    if not difference <= (PRECISE if _precise(forward) else ROUGH):
+    if not difference <= tolerance(forward):
         forward.reason = (
             f"packed examples do not score as they do alone (by {difference:.2g} per token): its layers carry "
             "something from token to token, or count the places of a row"
@@ -77,11 +77,11 @@ def cuts(forward: Forward, multiples: tuple[int, int]) -> Cuts | None:
             return None
 
 
-def _precise(forward: Forward) -> bool:
-    """Whether products have at least the precision of fp32; TF32 has that of 16 bits."""
+def tolerance(forward: Forward) -> float:
+    """The difference per token that passes: products may have the precision of fp32, or of 16 bits, as TF32 has."""
     if forward.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(forward.device.type):
-        return False
-    return not (tf32_allowed() and forward.device.type == "cuda")
+        return ROUGH
+    return ROUGH if tf32_allowed() and forward.device.type == "cuda" else PRECISE
 
 
 def _specimens(forward: Forward) -> list[Encoded]:

@@ -9,7 +9,7 @@ what does not fit the model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..errors import ZeroBlockError
 from ..noise import Key
@@ -48,4 +48,4 @@ class Demonstrations:
             return example
         chosen = draw(self.shots, len(self.pool), Key(self.seed, number, DEMONSTRATION, DATA))
         written = [(self.pool[i].context + self.pool[i].target).strip() for i in chosen]
-        return replace(example, context=SEPARATOR.join([*written, example.context]))
+        return example.after(SEPARATOR.join([*written, ""]))

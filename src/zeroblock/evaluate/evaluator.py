@@ -1,7 +1,8 @@
 """Evaluation: the metric and the loss of a set of examples.
 
 A model chooses the option with the highest mean log-probability; with SFC calibration, the one with
-the highest sum minus the sum without the context.  Tasks that generate do so greedily.
+the highest sum minus the sum without the context.  Tasks that generate do so greedily.  Free text
+that is too long for F1 to mean anything is measured by its loss alone.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Evaluator:
     loss_over: Literal["tokens", "examples"] = "tokens"
 
     def __post_init__(self) -> None:
-        if self.calibrate and self.task.metric.generates:
+        if self.calibrate and self.task.kind == "generation":
             raise ZeroBlockError(f"calibration is for tasks with options, and {self.task.name} generates")
 
     def exam(self, examples: Sequence[Example]) -> Exam:
@@ -123,10 +124,12 @@ class Evaluator:
         if values is None:
             values = [(value, None) for _, value, _ in losses]
         exact = [match for _, match in values if match is not None]
+        mean_loss = _mean([(loss, weight) for loss, _, weight in losses])
+        metric = self.task.metric
         return Evaluation(
-            self.task.metric.name,
-            math.fsum(value for value, _ in values) / len(values),
-            _mean([(loss, weight) for loss, _, weight in losses]),
+            metric.name,
+            metric.score(mean_loss) if metric.of_loss else math.fsum(value for value, _ in values) / len(values),
+            mean_loss,
             len(values),
             time.perf_counter() - start,
             math.fsum(exact) / len(exact) if exact else None,
@@ -153,7 +156,7 @@ class Evaluator:
             scores = self.engine.scores(some.scored)
             bare = self.engine.scores(some.bare) if some.bare else [None] * len(scores)
             for example, mine, alone in zip(some.examples, scores, bare, strict=True):
-                if self.task.metric.generates:
+                if self.task.metric.generates or self.task.metric.of_loss:
                     results.append((-mine[0].mean, 0.0, self._weight(mine[0])))
                 else:
                     known = not any(math.isnan(score.mean) for score in mine)  # a model that diverged prefers nothing

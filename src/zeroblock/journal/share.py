@@ -7,15 +7,17 @@ import re
 import warnings
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ZeroBlockError, ZeroBlockWarning
+from .. import hub
+from ..errors import ZeroBlockError, ZeroBlockWarning, shown
 from ..fused import Progress
 from ..optimizer import ZeroOrder
 from . import disk, finite, format
+from .base import Base
 from .card import card
 from .format import Contents
 from .header import MAX_STEPS, Header
@@ -62,21 +64,82 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None) -> Path
     return path
 
 
-def load(model: nn.Module, path: str | Path, *, force: bool = False, progress: Progress | None = None) -> None:
+@overload
+def load(
+    model: nn.Module, path: str | Path, *, force: bool = False, progress: Progress | None = None, device: str = "auto"
+) -> None: ...
+@overload
+def load(
+    model: str | Path,
+    path: None = None,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    device: str = "auto",
+) -> nn.Module: ...
+def load(
+    model: nn.Module | str | Path,
+    path: str | Path | None = None,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    device: str = "auto",
+) -> nn.Module | None:
     """Bring a fine-tune into a model that holds its base weights, in place and bit for bit.
 
     The tensors that move are kept on the CPU for ``unload``, which takes as much memory as they have.
 
+        zb.load(model, "tuned.zbj")         # into a model with the base weights
+        zb.load(model, "ann/tuned")         # the same, from the hub
+        model = zb.load("ann/tuned")        # with the base that the journal names
+
+    No code and no pickle is read, from the hub neither: a journal is numbers, and the base is read from safetensors
+    or GGUF.
+
     Args:
-        model: with the base weights, on any device.
-        path: an exported file, a journal, or a run's folder.
+        model: with the base weights, on any device; or the journal, if zeroblock is to load its base.
+        path: an exported file, a journal, a run's folder, or a repository ``user/name`` of the hub; all steps in it
+            are taken, where ``zeroblock replay`` and ``export`` take those up to the step that dev selects.
         force: accept other base weights, a newer version of the package, or a damaged last record.
         progress: called now and then with the fraction done.
+        device: of a base that zeroblock loads: auto, cpu, cuda or cuda:N.
+
+    Returns:
+        The model, if zeroblock loaded its base; else nothing.
     """
-    if model in _bases:
-        raise ZeroBlockError("a journal is loaded into this model already; zeroblock.unload(model) takes it out")
+    if isinstance(model, nn.Module):
+        if path is None:
+            raise ZeroBlockError("load(model) lacks the journal: zeroblock.load(model, FILE), or user/name of the hub")
+        _bring(model, _opened(path, force), force, progress)
+        return None
+    if path is not None:
+        raise ZeroBlockError("load takes a model of torch and a journal, or a journal alone: load the model first")
+    contents = _opened(model, force)
+    base = Base(contents.header, device=device, random_weights=force)
+    try:
+        base.check()
+        module = base.load()
+    except ZeroBlockError as error:
+        raise ZeroBlockError(
+            f"the base of {shown(model)} could not be loaded: {error}; or load it yourself, then "
+            f"zeroblock.load(model, {shown(model)!r})"
+        ) from error
+    _bring(module, contents, force, progress)
+    return module
+
+
+def _opened(place: str | Path, force: bool) -> Contents:
+    """Read a journal of this machine or of the hub, whole."""
+    path = hub.find(place)
     contents = format.read(path)
     check_whole(contents, path, way="force=True", force=force)
+    return contents
+
+
+def _bring(model: nn.Module, contents: Contents, force: bool, progress: Progress | None) -> None:
+    """Take the steps of a journal in a model with its base weights; if anything fails, put these back."""
+    if model in _bases:
+        raise ZeroBlockError("a journal is loaded into this model already; zeroblock.unload(model) takes it out")
     flags = [(param, param.requires_grad) for param in model.parameters()]
     kept: dict[str, Tensor] = {}
 

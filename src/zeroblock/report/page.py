@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from .. import atomic
 from ..errors import ZeroBlockError, shown
 from ..evaluate.measurement import MAX_FLOAT, MAX_SHOWN, SPLITS, read_measurements
+from ..task.metric import worded
 from ..train.config import Config, recorded
-from .summary import MAX_BLOCKS, check_summary
+from .summary import MAX_BLOCKS, check_summary, ending
 
 MAX_STEP = 2**32
 """Steps that a run may have."""
@@ -56,6 +57,7 @@ def write_page(folder: Path) -> None:
         f"    {shown(command, MAX_HEADING)}",
         "",
         *_results(summary, splits),
+        *ending(folder, summary),
         "",
         *_facts(folder, config, summary, steps),
         *(line for picture in pictures for line in ("", picture)),
@@ -133,7 +135,8 @@ def _results(summary: Mapping[str, Any], splits: Evaluations) -> list[str]:
         return f"| {label} | " + " | ".join(_percent(values[split].get(step)) for split in SPLITS) + " |"
 
     counts = [f"{split} (n = {splits[split][-1]['n']:,})" if splits[split] else split for split in SPLITS]
-    lines = [f"| {summary['metric']} | {counts[0]} | {counts[1]} |", "|---|---|---|"]
+    name = worded(summary["metric"], 1.0).partition(" ")[0]
+    lines = [f"| {name} | {counts[0]} | {counts[1]} |", "|---|---|---|"]
     if last == 0:
         return [*lines, row("without training", 0)]
     if 0 in values["dev"] or 0 in values["test"]:
@@ -144,7 +147,8 @@ def _results(summary: Mapping[str, Any], splits: Evaluations) -> list[str]:
     test = summary["test"]
     if test.get("best") is not None:
         lines.append(
-            f"| best of the evaluations, as the paper reports; it looks at test | | {100 * test['best']:.1f} % |"
+            "| best of the evaluations, as the paper reports; it looks at test | | "
+            f"{worded(summary['metric'], test['best'], ' %').partition(' ')[2]} |"
         )
     return lines
 
@@ -153,7 +157,8 @@ def _percent(point: Mapping[str, Any] | None) -> str:
     if point is None:
         return "–"
     exact = point.get("exact_match")
-    return f"{100 * point['value']:.1f} %" + ("" if exact is None else f" (exact match {100 * exact:.1f} %)")
+    value = worded(point["metric"], point["value"], " %").partition(" ")[2]
+    return value + ("" if exact is None else f" (exact match {100 * exact:.1f} %)")
 
 
 def _facts(folder: Path, config: Config, summary: Mapping[str, Any], steps: Steps) -> list[str]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ..errors import shown
+from ..errors import ZeroBlockError, shown
 from ..evaluate.evaluator import Evaluation
-from ..evaluate.measurement import MAX_SHOWN, SPLITS, Measurement, is_bounded
-from ..train.config import Config
+from ..evaluate.measurement import MAX_SHOWN, SPLITS, Measurement, is_bounded, read_measurements
+from ..task.metric import is_loss, worded
+from ..train.config import BACKPROPAGATION, Config, recorded
 
 _NUMBER = (int, float)
 _OPTIONAL = (int, float, type(None))
@@ -28,8 +33,77 @@ SHAPE: dict[str, Any] = {
     "test": {"selected": _NUMBER, "best": _NUMBER, "best_step": int, "n": int, "exact_match": _OPTIONAL},
 }
 """The entries of ``summary.json`` that others rely on, with their types."""
+MAX_LINE = 2000
+"""Characters of a command."""
 MAX_BLOCKS = 100_000
 """The linear layers of the largest mixtures of experts are half as many; a figure of more would fill the memory."""
+
+
+LOSS = "zero_shot_loss"
+"""The entry of ``summary.json`` with the losses before training."""
+MODEL = "model"
+"""The folder of a run that ``from_pretrained`` loads: ``ft`` writes it, and ``zeroblock replay`` is told to."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The step of a run that its dev evaluations select.
+
+    Args:
+        step: the step.
+        by: what decided, such as ``dev loss``.
+    """
+
+    step: int
+    by: str
+
+
+def selection(folder: Path) -> Selection | None:
+    """Find the step that dev selects in a run's folder; None if the run has no dev evaluation after a step.
+
+    A run that has not finished has no summary, so its evaluations so far decide.
+
+    Args:
+        folder: of the run; files that are damaged or missing select nothing.
+    """
+    try:
+        summary = check_summary(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+        return Selection(summary["selected_step"], shown(summary["selected_by"])) if summary["steps"] else None
+    except (OSError, ValueError, RecursionError):
+        pass
+    try:
+        config = recorded(folder / "config.toml", trust_remote_code=True)  # no model is loaded here
+        measurements = [one for _, one in read_measurements(folder / "metrics.jsonl")]
+    except (OSError, ValueError, ZeroBlockError):
+        return None
+    return select_measured(config, measurements)
+
+
+def select_measured(config: Config, measurements: Sequence[Measurement]) -> Selection | None:
+    """Find the step that dev selects among the evaluations of a training run; None if there is none after a step."""
+    _, after = _points(config, measurements)
+    if not after or not config.trains:
+        return None
+    step = select({step: splits["dev"] for step, splits in after.items()}, config.objective == "loss")
+    return Selection(step, _criterion(config, after[step]["dev"]))
+
+
+def _points(config: Config, measurements: Sequence[Measurement]) -> tuple[Points, Points]:
+    """The steps at which both splits were evaluated: all of them, and those that can be selected."""
+    points: Points = {}
+    for one in measurements:
+        points.setdefault(one.step, {})[one.split] = one.evaluation
+    # a file may hold half an evaluation at a step where the run makes none
+    points = {step: splits for step, splits in points.items() if splits.keys() >= set(SPLITS)}
+    return points, {step: splits for step, splits in points.items() if step > 0 or not config.trains}
+
+
+def _criterion(config: Config, dev: Evaluation) -> str:
+    return "dev loss" if config.objective == "loss" else f"dev {dev.metric}"
+
+
+Points = dict[int, dict[str, Evaluation]]
+"""The evaluations of each split, by step."""
 
 
 def summarize(config: Config, measurements: Sequence[Measurement]) -> dict[str, Any]:
@@ -41,14 +115,8 @@ def summarize(config: Config, measurements: Sequence[Measurement]) -> dict[str, 
         config: of the run.
         measurements: dev and test at every evaluated step.
     """
-    points: dict[int, dict[str, Evaluation]] = {}
-    for one in measurements:
-        points.setdefault(one.step, {})[one.split] = one.evaluation
-    # a file may hold half an evaluation at a step where the run makes none
-    points = {step: splits for step, splits in points.items() if splits.keys() >= set(SPLITS)}
-    after = {step: splits for step, splits in points.items() if step > 0 or not config.trains}
-    by_loss = config.objective == "loss"
-    chosen = select({step: splits["dev"] for step, splits in after.items()}, by_loss)
+    points, after = _points(config, measurements)
+    chosen = select({step: splits["dev"] for step, splits in after.items()}, config.objective == "loss")
     best = max(after, key=lambda step: after[step]["test"].value)
     dev, test = after[chosen]["dev"], after[chosen]["test"]
     summary: dict[str, Any] = {
@@ -58,7 +126,7 @@ def summarize(config: Config, measurements: Sequence[Measurement]) -> dict[str, 
         "metric": dev.metric,
         "objective": config.objective,
         "selected_step": chosen,
-        "selected_by": "dev loss" if by_loss else f"dev {dev.metric}",
+        "selected_by": _criterion(config, dev),
         "dev": {"value": dev.value, "loss": dev.loss, "n": dev.n},
         "test": {
             "selected": test.value,
@@ -73,6 +141,9 @@ def summarize(config: Config, measurements: Sequence[Measurement]) -> dict[str, 
             summary[split]["exact_match"] = evaluation.exact_match
     if config.trains and 0 in points:
         summary["zero_shot"] = {split: evaluation.value for split, evaluation in points[0].items()}
+        summary[LOSS] = {split: evaluation.loss for split, evaluation in points[0].items()}
+    if config.trains:
+        summary["clip"] = config.clip
     return summary
 
 
@@ -90,6 +161,100 @@ def select(evaluations: dict[int, Evaluation], by_loss: bool) -> int:
         return -math.inf if math.isnan(value) else value  # a run that diverged comes last
 
     return max(sorted(evaluations), key=merit)
+
+
+def before(summary: Mapping[str, Any], split: str) -> str:
+    """Write the loss, and metric and loss before training, to stand beside the metric; empty if not measured.
+
+    >>> before({"dev": {"loss": 0.25}, "zero_shot": {"dev": 0.5}, "zero_shot_loss": {"dev": 0.75}}, "dev")
+    ', loss 0.2500; before training 50.0%, loss 0.7500'
+    """
+    now, value, was = (_number(summary, *path) for path in ((split, "loss"), ("zero_shot", split), (LOSS, split)))
+    if is_loss(summary.get("metric", "")):  # which leads the line
+        return "" if was is None else f"; before training loss {was:.4f}"
+    text = "" if now is None else f", loss {now:.4f}"
+    if value is not None:
+        text += f"; before training {value:.1%}" + ("" if was is None else f", loss {was:.4f}")
+    return text
+
+
+def setback(summary: Mapping[str, Any]) -> str:
+    """Say that a run ended worse than it began, and what to try; empty if it did not.
+
+    It compares what dev selected by, and the metric on test, with their values before training.  A metric p on n
+    examples has fallen if it lost more than its standard error, √(p(1 − p)/n): one example more or less is chance.
+
+    Args:
+        summary: of a training run; one without an evaluation before the first step is never worse.
+    """
+    found = []
+    if summary["selected_by"] == "dev loss":
+        was, now = _number(summary, LOSS, "dev"), _number(summary, "dev", "loss")
+        if was is not None and (now is None or now > was):
+            found.append(f"dev loss {'is not finite' if now is None else f'{now:.4f}'}, was {was:.4f}")
+    else:
+        found += _fallen(summary, "dev", summary["dev"]["value"])
+    found += _fallen(summary, "test", summary["test"]["selected"])
+    if not found:
+        return ""
+    lr = _number(summary, "lr")
+    smaller = f" (--lr {_short(lr / 3)})" if lr else ""
+    advice = [f"a smaller learning rate{smaller}", "more --steps"]
+    if summary["method"] != BACKPROPAGATION and not summary.get("clip"):
+        advice.insert(1, "--clip at a few times the usual coefficient (zeroblock inspect shows it)")
+    return f"worse than before training: {'; '.join(found)}. Try {', '.join(advice[:-1])} or {advice[-1]}"
+
+
+def _fallen(summary: Mapping[str, Any], split: str, now: float) -> list[str]:
+    """Say that the metric on a split has fallen, if it has by more than chance."""
+    was, n = _number(summary, "zero_shot", split), max(1, summary[split]["n"])
+    if was is None or now >= was - math.sqrt(max(0.0, was * (1 - was)) / n):
+        return []
+    metric = shown(summary["metric"])
+    return [f"{split} {worded(metric, now)}, was {worded(metric, was).partition(' ')[2]}"]
+
+
+def _short(number: float) -> str:
+    """A learning rate as people write it.
+
+    >>> _short(3.3e-4), _short(1.0)
+    ('3e-4', '1e0')
+    """
+    mantissa, _, exponent = f"{number:.0e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _number(summary: Mapping[str, Any], *path: str) -> float | None:
+    """A number of a summary that may come from anyone; None where there is no finite one."""
+    value: Any = summary
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and is_bounded(value) else None
+
+
+def weights_line(folder: Path, summary: Mapping[str, Any]) -> str:
+    """The command that makes the weights of the selected step, or where they are; empty if there are none.
+
+    Args:
+        folder: of the run.
+        summary: its result.
+    """
+    model = folder / MODEL
+    if (folder / "journal.zbj").is_file():
+        return f"zeroblock replay {shlex.quote(str(folder))} --out {shlex.quote(str(model))}"
+    return str(model) if summary["steps"] and model.is_dir() else ""
+
+
+def ending(folder: Path, summary: Mapping[str, Any]) -> list[str]:
+    """The end of a run as lines of Markdown: a warning if it got worse, and where its weights are."""
+    lines = []
+    if summary["steps"] and (warning := setback(summary)):
+        lines += ["", "> [!CAUTION]", f"> This run got {warning}."]
+    if line := weights_line(folder, summary):
+        step = f"step {summary['selected_step']:,}, selected by {summary['selected_by']}"
+        lines += ["", f"The weights of {step}, for `from_pretrained`:", "", f"    {shown(line, MAX_LINE)}"]
+    return lines
 
 
 def check_summary(summary: Any) -> dict[str, Any]:

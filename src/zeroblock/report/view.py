@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import shown
+from ..task.metric import is_loss
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..evaluate.evaluator import Evaluation
     from ..evaluate.measurement import Measurement
     from ..journal import Record
 
@@ -93,6 +95,9 @@ class View(Protocol):
     def measured(self, measurement: Measurement) -> None:
         """Show an evaluation that is done."""
 
+    def baseline(self, measurement: Measurement) -> None:
+        """Remember an evaluation before training, which stands beside the later ones."""
+
     def close(self) -> None:
         """End the view."""
 
@@ -115,6 +120,9 @@ class Quiet:
     def measured(self, measurement: Measurement) -> None:
         pass
 
+    def baseline(self, measurement: Measurement) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -132,6 +140,7 @@ class Lines(Quiet):
     def __init__(self, console: Console) -> None:
         self.console = console
         self._next = 0.0
+        self._baseline: dict[str, Evaluation] = {}
 
     def note(self, text: str) -> None:
         self.console.print(shown(text, MAX_NOTE), markup=False, highlight=False, soft_wrap=True)
@@ -158,7 +167,12 @@ class Lines(Quiet):
         self.note(f"{where}  {step_line(progress, peak_memory())}")
 
     def measured(self, measurement: Measurement) -> None:
-        self.note(measurement_line(measurement))
+        if measurement.step == 0:
+            self.baseline(measurement)
+        self.note(measurement_line(measurement, self._baseline.get(measurement.split)))
+
+    def baseline(self, measurement: Measurement) -> None:
+        self._baseline[measurement.split] = measurement.evaluation
 
 
 class Live(Lines):
@@ -248,14 +262,23 @@ def clock(seconds: float) -> str:
     return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
-def measurement_line(measurement: Measurement) -> str:
-    """Write an evaluation in a line."""
+def measurement_line(measurement: Measurement, before: Evaluation | None = None) -> str:
+    """Write an evaluation in a line.
+
+    Args:
+        measurement: the evaluation.
+        before: the one of the same split before training, which is shown in brackets beside later ones.
+    """
     result = measurement.evaluation
+    value, loss = f"{100 * result.value:.1f} %", f"{result.loss:.4f}"
+    if before is not None and measurement.step:
+        value += f" (was {100 * before.value:.1f} %)"
+        loss += f" (was {before.loss:.4f})"
     exact = "" if result.exact_match is None else f"  exact match {100 * result.exact_match:.1f} %"
-    return (
-        f"step {measurement.step}  {measurement.split} {result.metric} {100 * result.value:.1f} %{exact}  "
-        f"loss {result.loss:.4f}  n {result.n}  {result.seconds:.1f} s"
-    )
+    numbers = [f"{result.metric} {value}{exact}", f"loss {loss}"]
+    if is_loss(result.metric):  # free text: the loss says more
+        numbers.reverse()
+    return f"step {measurement.step}  {measurement.split} {'  '.join(numbers)}  n {result.n}  {result.seconds:.1f} s"
 
 
 def peak_memory() -> int:

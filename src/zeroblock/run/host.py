@@ -7,8 +7,10 @@ import contextlib
 import torch
 
 from ..direction import visit
+from ..errors import ZeroBlockError
 from ..exclusive import exclusive
 from ..interrupt import Shield
+from ..reading import BACKWARD
 from ..step import Numbers, Objective, Plan, evaluation
 
 
@@ -31,13 +33,21 @@ def run(plan: Plan, objective: Objective, shield: Shield) -> Numbers:
 
 def measure(plan: Plan, objective: Objective, shield: Shield | None = None) -> Numbers:
     """The numbers of a step that is not taken yet; θ is the same, bit for bit, on return."""
-    opened = contextlib.nullcontext() if shield is None else shield.opened()
+    opened, grads = contextlib.nullcontext() if shield is None else shield.opened(), _grads(plan)
     with exclusive(plan.weights.model), evaluation(plan.weights.model), opened:
         if plan.weights.restore == "subtract":  # one walk, whatever the objective offers: it moves the weights
             losses = Objective.measure(objective, plan.points)
         else:
             losses = objective.measure(plan.points)
+    if _grads(plan) > grads:
+        raise ZeroBlockError(BACKWARD)
     return plan.shape(plan.gather(losses))
+
+
+def _grads(plan: Plan) -> int:
+    """A number that grows with every gradient that reaches the active block."""
+    grads = (member.param.grad for member in plan.members)
+    return sum(1 + grad._version for grad in grads if grad is not None)
 
 
 def retake(plan: Plan) -> Numbers:

@@ -43,7 +43,7 @@ from typing import Any
 
 from ..errors import ZeroBlockError, unknown
 from ..task import TASKS
-from ..task.own import is_path
+from ..task.own import is_hub, is_path
 from ..train.config import Config, distrust, is_lr_schedule, renamed
 
 KEYS = ("tune", "tune_seeds", "run", "grid", "follow", "task", "case")
@@ -164,7 +164,7 @@ class Grid:
                 raise ZeroBlockError(f"task = {task!r} is not a task's name")
         tasks = dict.fromkeys(itertools.chain.from_iterable(of_case.values()))
         for task in tasks:
-            if not is_path(task) and task not in TASKS:
+            if not (is_path(task) or is_hub(task)) and task not in TASKS:
                 raise unknown("task", task, TASKS)
         return [(task, case) for task in tasks for case in self.cases if task in of_case[case.name]]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZeroBlockError
+from ..task import is_rows
 from ..train.config import EXECUTION, Config, only_options
 from .grid import AVERAGED, CellPlan, Grid, names, show
 
@@ -180,11 +181,13 @@ class _Namer:
             NAMES_OF_0_1.get(field.name, field.name): getattr(config, field.name)
             for field in dataclasses.fields(config)
             if getattr(config, field.name) != field.default
-            and field.name != "loss_over"
+            and field.name not in ("loss_over", "ending")
             and (field.name not in EXECUTION or field.name in self.varied)
         }
         if config.loss_over != "examples" and not only_options(config.task):
             values["loss_over"] = "tokens"  # 0.1 averaged over examples, and did not say so
+        if config.ending != "newline" and is_rows(config.task):
+            values["ending"] = "eos"  # 0.1 added a newline, and did not say so
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -2,7 +2,8 @@
 
 A :class:`Task` has examples, a prompt, options and a metric.  The eleven tasks of the paper
 are read from the hub or from a local folder of JSONL; ``reviews`` needs no hub; and the
-user's own data are a task too (see :mod:`zeroblock.task.own`).
+user's own data are a task too, from files, from the hub or from ``datasets`` (see
+:mod:`zeroblock.task.own`).
 
 >>> sorted(TASKS)
 ['boolq', 'cb', 'copa', 'drop', 'multirc', 'record', 'reviews', 'rte', 'squad', 'sst2', 'wic', 'wsc']
@@ -22,8 +23,8 @@ from .copa import COPA
 from .data_row import DataRow
 from .encoding import Encoded, Encoder, Tokenizer
 from .example import DataError, Example
-from .metric import METRICS, Metric, accuracy, exact_match, f1
-from .own import is_path, open_task
+from .metric import METRICS, Metric, accuracy, exact_match, f1, likelihood
+from .own import is_hub, is_path, open_task
 from .question import BOOLQ, CB, MULTIRC, RTE, WIC, WSC
 from .reading import DROP, SQUAD
 from .record_task import RECORD
@@ -49,6 +50,8 @@ __all__ = [
     "exact_match",
     "f1",
     "get",
+    "is_rows",
+    "likelihood",
     "open_task",
 ]
 
@@ -57,18 +60,32 @@ TASKS: dict[str, Task] = {
 }
 
 
-def get(name: str, tokenizer: Any = None) -> Task:
-    """Get a task by its name, or by the path of the user's own data.
+def get(name: Any, tokenizer: Any = None, **choices: Any) -> Task:
+    """Get a task by its name, or the user's own data as a task.
 
     Args:
-        name: one of :data:`TASKS`, or a path (see :mod:`zeroblock.task.own`).
+        name: one of :data:`TASKS`, or own data: a path, ``hf:user/name``, or rows (see :mod:`zeroblock.task.own`).
         tokenizer: its template writes chats; only a user's own chats need it.
+        choices: how own data are read: see :func:`open_task`.
     """
+    if not isinstance(name, str):
+        return open_task(name, tokenizer, **choices)
     if name in TASKS:
         return TASKS[name]
-    if is_path(name):
-        return open_task(name, tokenizer)
+    if is_path(name) or is_hub(name):
+        return open_task(name, tokenizer, **choices)
     raise unknown("task", name, TASKS)
+
+
+def is_rows(name: Any) -> bool:
+    """Whether a name means own data whose layout is recognized, which ``turns``, ``ending`` and ``metric`` are for.
+
+    >>> is_rows("mine.csv"), is_rows("hf:user/name"), is_rows("mine.toml"), is_rows("sst2")
+    (True, True, False, False)
+    """
+    if not isinstance(name, str) or name in TASKS or name.endswith(".toml"):
+        return False
+    return is_hub(name) or is_path(name)
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ at least one token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -100,10 +100,15 @@ class Encoder:
         if max_length < 2:
             raise ZeroBlockError(f"a maximum length of {max_length} has no space for a context and an option")
         if eos and tokenizer.eos_token_id is None:
-            raise ZeroBlockError("the tokenizer has no end-of-sequence token to end an answer with")
+            raise ZeroBlockError(
+                "the tokenizer has no end-of-sequence token to end an answer with: set tokenizer.eos_token, or end "
+                "answers of one line with a newline (--ending newline)"
+            )
         return cls(tokenizer, _prefix(tokenizer), max_length, eos)
 
-    def __call__(self, context: str, options: Sequence[str], *, reserve: int = 0) -> Encoded:
+    def __call__(
+        self, context: str, options: Sequence[str], *, reserve: int = 0, spans: Sequence[tuple[int, int]] = ()
+    ) -> Encoded:
         """Encode a context with its options.
 
         A context that does not fit is cut on the left, behind the BOS token, so that the
@@ -113,6 +118,8 @@ class Encoder:
             context: the text before the option.
             options: the texts that may follow it; without any, the context alone is encoded.
             reserve: tokens to leave free at the end, for generation.
+            spans: ranges of characters of the context that carry loss too; only with a single option.  Those
+                whose beginning is cut off carry none.
         """
         alone = self._ids(context)
         whole = [self._ids(context + option) for option in options]
@@ -129,19 +136,21 @@ class Encoder:
         if space < 1:
             wanted = f"{reserve} tokens to be generated" if reserve else f"an option of {longest} tokens"
             raise DataError(f"{wanted} in a maximum length of {self.max_length} leave no space for the context")
-        cut = max(0, len(kept) - space)
+        cut, before = max(0, len(kept) - space), len(kept) - shared
+        ranges = [(before + begin, before + end) for begin, end in self._ranges(context, alone[:shared], spans)]
         if cut:
             head = self.prefix if len(self.prefix) <= space else ()
             kept = head + kept[len(kept) - space + len(head) :]
-        return Encoded(kept, tails, cut)
+            ranges = [(begin - cut, end - cut) for begin, end in ranges if begin - cut >= max(1, len(head))]
+        return _spanned(Encoded(kept, tails, cut), ranges)
 
     def example(self, example: Example) -> Encoded:
         """Encode an example with all its options: for cross-entropy over them, and for choosing one."""
-        return self._of(example, example.context, example.options)
+        return self._of(example, example.context, example.options, spans=example.spans)
 
     def target(self, example: Example) -> Encoded:
         """Encode an example with only the option to train on: for teacher forcing."""
-        return self._of(example, example.context, (example.target,))
+        return self._of(example, example.context, (example.target,), spans=example.spans)
 
     def prompt(self, example: Example, max_new_tokens: int) -> Encoded:
         """Encode only the context of an example, with space for the text to generate."""
@@ -151,13 +160,29 @@ class Encoder:
         """Encode the options after the calibration context (SFC); None if there is no such context."""
         return None if example.calibration is None else self._of(example, example.calibration, example.options)
 
-    def _of(self, example: Example, context: str, options: Sequence[str], reserve: int = 0) -> Encoded:
+    def _of(
+        self,
+        example: Example,
+        context: str,
+        options: Sequence[str],
+        reserve: int = 0,
+        spans: Sequence[tuple[int, int]] = (),
+    ) -> Encoded:
         try:
-            return self(context, options, reserve=reserve)
+            return self(context, options, reserve=reserve, spans=spans)
         except DataError as error:
             if not example.where:
                 raise
             raise ZeroBlockError(f"{example.where}: {error}") from error
+
+    def _ranges(
+        self, context: str, ids: tuple[int, ...], spans: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[int, int]]:
+        """Find the tokens of ranges of characters: a range begins where the tokens of the text before it end."""
+        for begin, end in spans:
+            first, last = (_alike(self._ids(context[:place]), ids) for place in (begin, end))
+            if first < last:
+                yield first, last
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()
@@ -173,8 +198,22 @@ class Encoder:
 def _agreement(strings: Sequence[tuple[int, ...]]) -> int:
     """Count the tokens that all strings begin with, leaving at least one to every string but the first."""
     most = min(len(ids) - (i > 0) for i, ids in enumerate(strings))
-    first = strings[0]
-    return next((k for k in range(most) if any(ids[k] != first[k] for ids in strings)), most)
+    return min(most, *(_alike(strings[0], ids) for ids in strings))
+
+
+def _alike(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """Count the tokens that two strings begin with."""
+    return next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _spanned(one: Encoded, ranges: Sequence[tuple[int, int]]) -> Encoded:
+    """Move the context from the first of these ranges of its tokens on into the option, where they carry loss."""
+    scored = {place for begin, end in ranges for place in range(begin, end) if place}  # nothing predicts the first
+    if not scored:
+        return one
+    first, (option,) = min(scored), one.options
+    marks = tuple(place in scored for place in range(first, len(one.context))) + (True,) * len(option)
+    return Encoded(one.context[:first], (one.context[first:] + option,), one.cut, (marks,))
 
 
 def _prefix(tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ one option, the answer to train on, and the gold ``answers`` to compare a genera
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..errors import ZeroBlockError
 
@@ -30,6 +30,8 @@ class Example:
         calibration: the context of surface-form calibration (SFC), to which the same
             options are appended; None if the task has none.
         where: the row it was read from, ``file:line``; error messages begin with it.
+        spans: ranges of characters of the context that carry loss too, in order: the earlier answers of a chat.
+            Only an example of one option has them.
 
     >>> Example("dull plot. It was", (" terrible", " great"), 0).target
     ' terrible'
@@ -41,6 +43,7 @@ class Example:
     answers: tuple[str, ...] = ()
     calibration: str | None = ""
     where: str = field(default="", compare=False)
+    spans: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.options:
@@ -53,6 +56,8 @@ class Example:
         for index in self.right:
             if not 0 <= index < len(self.options):
                 raise DataError(f"unknown label {index}; expected 0 to {len(self.options) - 1}")
+        if self.spans and len(self.options) > 1:
+            raise DataError("earlier answers and several options do not go together")
 
     @property
     def right(self) -> tuple[int, ...]:
@@ -63,6 +68,12 @@ class Example:
     def target(self) -> str:
         """The option to train on: the first of the right ones."""
         return self.options[self.right[0]]
+
+    def after(self, text: str) -> Example:
+        """The same example with a text before its context."""
+        shift = len(text)
+        spans = tuple((begin + shift, end + shift) for begin, end in self.spans)
+        return replace(self, context=text + self.context, spans=spans)
 
 
 def join(prompt: str, options: Iterable[str]) -> tuple[str, tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections import Counter
@@ -58,6 +59,19 @@ def exact_match(prediction: str, example: Example) -> float:
     return float(any(normalize(prediction) == normalize(gold) for gold in example.answers))
 
 
+def likelihood(loss: float, example: Example | None = None) -> float:
+    """Compute the probability per token, exp(-loss): the geometric mean over the tokens that carry loss.
+
+    It ranks models as the held-out loss does, and like other metrics it is between 0 and 1; its
+    inverse is the perplexity.
+
+    Args:
+        loss: the mean negative log-probability per token.
+        example: not needed.
+    """
+    return 0.0 if math.isnan(loss) else min(1.0, math.exp(-loss))
+
+
 def _overlap(predicted: list[str], gold: list[str]) -> float:
     if not predicted or not gold:
         return float(predicted == gold)
@@ -73,14 +87,38 @@ class Metric:
         name: as it is printed.
         score: takes a prediction and its example, and gives a number from 0 to 1.
         generates: whether the prediction is a generated text rather than an option's index.
+        of_loss: whether it is a function of the loss, which is then what it scores.
     """
 
     name: str
     score: Callable[..., float]
     generates: bool = False
+    of_loss: bool = False
 
 
 ACCURACY = Metric("accuracy", accuracy)
 F1 = Metric("f1", f1, generates=True)
 EXACT_MATCH = Metric("exact_match", exact_match, generates=True)
-METRICS: dict[str, Metric] = {metric.name: metric for metric in (ACCURACY, F1, EXACT_MATCH)}
+LIKELIHOOD = Metric("likelihood", likelihood, of_loss=True)
+METRICS: dict[str, Metric] = {metric.name: metric for metric in (ACCURACY, F1, EXACT_MATCH, LIKELIHOOD)}
+
+
+def is_loss(name: str) -> bool:
+    """Whether the metric of this name is the loss in other words, so that the loss is what people want to see."""
+    return name in METRICS and METRICS[name].of_loss
+
+
+def worded(name: str, value: float, unit: str = "%") -> str:
+    """Write the value of a metric for people: in percent, or for a likelihood the loss that it stands for.
+
+    Args:
+        name: of the metric.
+        value: from 0 to 1.
+        unit: how percent is written.
+
+    >>> worded("f1", 0.5), worded("f1", 0.5, " %"), worded("likelihood", 0.5)
+    ('f1 50.0%', 'f1 50.0 %', 'loss 0.6931')
+    """
+    if not is_loss(name):
+        return f"{name} {100 * value:.1f}{unit}"
+    return f"loss {-math.log(value):.4f}" if value > 0 else "loss not finite"

@@ -25,7 +25,8 @@ import numpy as np
 
 from .. import atomic
 from ..errors import ZeroBlockError
-from .data_row import DataRow, read_rows
+from .data_row import DataRow
+from .reader import read_rows
 from .source import Part, read_folder
 
 REQUIREMENT = "vaderSentiment==3.3.2"

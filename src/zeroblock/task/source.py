@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..errors import ZeroBlockError
-from .data_row import DataRow, read_rows
+from .data_row import DataRow
+from .reader import read_rows
+from .table import TableRows, failing, package
 
 Part = Literal["train", "validation"]
 
@@ -45,7 +46,29 @@ class Hub:
         return f"{self.path}/{self.config}" if self.config else self.path
 
     def __call__(self, part: Part, data: Path | None) -> Sequence[DataRow]:
-        return HubRows.load(self, part) if data is None else read_folder(self.name, part, data)
+        return _load(self, part) if data is None else read_folder(self.name, part, data)
+
+
+@dataclass(frozen=True)
+class Files:
+    """Two files as a source, in the folder that the user gives, if any.
+
+    Args:
+        folder: what the names are relative to by default.
+        train: name of the file to train on.
+        validation: name of the file to test on; None to hold rows out.
+    """
+
+    folder: Path
+    train: str
+    validation: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.folder / self.train)
+
+    def __call__(self, part: Part, data: Path | None) -> list[DataRow] | None:
+        name = self.train if part == "train" else self.validation
+        return None if name is None else read_rows((data or self.folder) / name)
 
 
 def read_folder(name: str, part: Part, data: Path) -> list[DataRow]:
@@ -69,32 +92,9 @@ def _get(datasets: Any, hub: Hub, part: Part) -> Any:
         return datasets.load_dataset("parquet", data_files=files, split="train")
 
 
-@dataclass(frozen=True)
-class HubRows(Sequence[DataRow]):
-    """Rows of the hub, read one by one: some datasets hold 100,000, and a run takes 1,500."""
-
-    table: Any
-    where: str
-
-    @classmethod
-    def load(cls, hub: Hub, part: Part) -> HubRows:
-        """Get one part of a dataset through the package ``datasets``."""
-        hint = f"or point --data at a folder that holds {hub.name}/{part}.jsonl"
-        try:
-            datasets = importlib.import_module("datasets")
-        except ImportError as error:
-            raise ZeroBlockError(f"{hub.name} comes from the hub: pip install datasets, {hint}") from error
-        try:
-            table = _get(datasets, hub, part)
-        except Exception as error:  # network, cache and parsing each raise exceptions of their own
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ZeroBlockError(f"cannot get {hub} from the hub ({reason}); try again, {hint}") from error
-        return cls(table, f"{hub} {part}")
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return DataRow(self.table[int(index)], f"{self.where}[{index}]")
+def _load(hub: Hub, part: Part) -> TableRows:
+    """Get one part of a dataset through the package ``datasets``."""
+    hint = f", or point --data at a folder that holds {hub.name}/{part}.jsonl"
+    datasets = package(f"{hub.name} comes from the hub and", hint)
+    with failing(f"{hub} from the hub", f"; try again{hint}"):
+        return TableRows(_get(datasets, hub, part), f"{hub} {part}")

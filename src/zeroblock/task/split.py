@@ -25,6 +25,10 @@ class Sizes:
     test: int = 1000
 
 
+ALL = Sizes(train=None)
+"""All rows, as of the user's own data."""
+
+
 @dataclass(frozen=True)
 class Split:
     """DataRow numbers, disjoint and never repeated.

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import ZeroBlockError
 from .data_row import DataRow
 from .encoding import Encoded, Encoder, Tokenizer
 from .example import DataError, Example
 from .metric import ACCURACY, Metric
-from .source import HubRows, Part, Source
+from .source import Part, Source
 from .split import Sizes, Split
+from .table import TableRows, tables_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Task:
     @property
     def kind(self) -> str:
         """``classification``, ``choice`` or ``generation``."""
-        if self.metric.generates:
+        if self.metric.generates or self.metric.of_loss:
             return "generation"
         return "classification" if self.over == "options" else "choice"
 
@@ -61,20 +62,26 @@ class Task:
         except DataError as error:
             raise ZeroBlockError(f"{row.where}: {error}") from error
 
-    def rows(self, part: Part, data: str | Path | None = None) -> Sequence[DataRow]:
+    def rows(self, part: Part, data: Any = None) -> Sequence[DataRow]:
         """Read the rows of one part, in the order of the file.
 
         Args:
             part: ``"train"`` or ``"validation"``.
             data: a folder that holds ``NAME/train.jsonl`` and ``NAME/validation.jsonl``, or these
-                two files themselves; None for the task's own source (mostly the hub).
+                two files themselves; a ``datasets.Dataset`` or ``DatasetDict``; None for the task's own
+                source (mostly the hub).
         """
-        rows = self.source(part, None if data is None else Path(data))
+        rows = self._read(part, data)
         if rows is None:
             raise ZeroBlockError(f"{self.name} has no {part} part")
         return rows
 
-    def load(self, data: str | Path | None = None, *, seed: int = 0, sizes: Sizes | None = None) -> Splits:
+    def _read(self, part: Part, data: Any) -> Sequence[DataRow] | None:
+        if data is None or isinstance(data, (str, Path)):
+            return self.source(part, None if data is None else Path(data))
+        return tables_of(data)(part, None)
+
+    def load(self, data: Any = None, *, seed: int = 0, sizes: Sizes | None = None) -> Splits:
         """Read, render and split the dataset.
 
         Args:
@@ -83,7 +90,7 @@ class Task:
             sizes: how many examples; by default the task's own numbers.
         """
         train = self.rows("train", data)
-        validation = self.source("validation", None if data is None else Path(data))
+        validation = self._read("validation", data)
         split = Split.of(len(train), None if validation is None else len(validation), sizes or self.sizes, seed)
         trained = self._rendered(train)
         tested = trained if validation is None else self._rendered(validation)
@@ -92,7 +99,7 @@ class Task:
         )
 
     def _rendered(self, rows: Sequence[DataRow]) -> Callable[[int], Example]:
-        if isinstance(rows, HubRows):
+        if isinstance(rows, TableRows):
             return lambda i: self.example(rows[i])
         # Files are rendered whole, so that a bad row is reported whatever the seed.
         return [self.example(row) for row in rows].__getitem__

@@ -20,7 +20,10 @@ from ..report.track import TRACKERS
 MEASURED = ("zero-shot", "icl")
 """Methods that measure a model and do not train it."""
 BACKPROPAGATION = "ft"
-EXECUTION = ("data", "device", "engine", "graphs", "max_tokens", "max_minutes", "snapshot_every", "fsync", "track")
+EXECUTION = (
+    "data", "device", "engine", "graphs", "max_tokens", "max_minutes", "snapshot_every", "save_weights", "fsync",
+    "track",
+)  # fmt: skip
 """Settings that may differ when a run is resumed: they say where and how it runs, not what it computes."""
 LR_SCHEDULES = ("constant", "linear", "cosine")
 
@@ -50,7 +53,7 @@ class Config:
     device: str = _option("auto", "cpu, cuda or cuda:N; auto is the GPU if there is one.")
 
     task: str = _option(
-        dataclasses.MISSING, "Required: a task name (see zeroblock tasks) or the path of your own data."
+        dataclasses.MISSING, "Required: a task name (see zeroblock tasks), the path of your own data, or hf:user/name."
     )
     data: str | None = _option(
         None, "Folder with TASK/train.jsonl and TASK/validation.jsonl; without it the rows come from the hub."
@@ -59,6 +62,13 @@ class Config:
     train: int | None = _option(None, "Number of training examples; each task has its own default.", 1)
     dev: int | None = _option(None, "Number of development examples; each task has its own default.", 1)
     test: int | None = _option(None, "Number of test examples; each task has its own default.", 1)
+    turns: Literal["all", "last"] | None = _option(None, "The answers of your own chats that carry loss. [all]")
+    ending: Literal["eos", "newline"] | None = _option(
+        None, "What the completions of your own data end with: the model's end-of-sequence token or a newline. [eos]"
+    )
+    metric: Literal["likelihood", "f1", "exact_match"] | None = _option(
+        None, "How your own data are measured. [f1 if nine of ten answers have at most five words, else likelihood]"
+    )
     train_tokens: int | None = _option(None, "Leave out training examples with more tokens than this.", 2)
     max_length: int = _option(2048, "Cut longer contexts on the left; never more than the model allows.", 2)
 
@@ -114,6 +124,7 @@ class Config:
     max_tokens: int | None = _option(None, "Most tokens in one packed row; lower it if memory runs out.", 2)
     max_minutes: float | None = _option(None, "Stop after this many minutes; zeroblock resume continues.")
     snapshot_every: int = _option(0, "Steps between snapshots of the weights, which make resuming faster; 0: none.", 0)
+    save_weights: bool = _option(True, "ft: keep the weights of the dev-selected step, in the folder model of the run.")
     fsync: float = _option(1.0, "Seconds between forced writes of the journal to disk; 0: after every step.", 0.0)
     track: str | None = _option(
         None, "Also report to tensorboard, wandb or trackio (name these two again on resume); none stops that."
@@ -239,11 +250,15 @@ def recorded(path: str | Path, *, trust_remote_code: bool = False) -> Config:
         path: its ``config.toml``.
         trust_remote_code: see :meth:`Config.load`.
     """
+    from ..task import is_rows
+
     values = renamed(distrust(read(path), path, trust_remote_code), warn=False)
     if values.get("rounding") == "stochastic":  # 0.1 wrote its default, and as_published overruled it
         del values["rounding"]
     if not only_options(values.get("task")):
         values.setdefault("loss_over", "examples")  # 0.1 knew no other way
+    if is_rows(values.get("task")) and "ending" not in values:  # nor other ways to read the user's own data
+        values |= {"turns": "last", "ending": "newline", "metric": "f1"}
     return _named(path, values)
 
 

@@ -6,6 +6,7 @@ metrics.jsonl   one evaluation per line
 steps.csv       one step per line
 summary.json    the result, once the run has finished; summary.md and figures/ for people
 snapshot/       weights and optimizer state of some step, if asked for
+model/          weights of the dev-selected step for from_pretrained, for ft
 .lock           held by the process that writes
 """
 
@@ -28,8 +29,8 @@ from .. import atomic
 from ..errors import ZeroBlockError
 from ..evaluate.measurement import Measurement, plain, read_measurements
 from ..record import Record
-from ..report.summary import check_summary
-from .config import Config, recorded
+from ..report.summary import MODEL, check_summary
+from .config import BACKPROPAGATION, Config, recorded
 
 
 class Folder:
@@ -65,6 +66,11 @@ class Folder:
     def snapshot(self) -> Path:
         """The path of the snapshot."""
         return self.path / "snapshot"
+
+    @property
+    def model(self) -> Path:
+        """The path of the weights that ``ft`` keeps."""
+        return self.path / MODEL
 
     def config(self, *, trust_remote_code: bool = False) -> Config:
         """Read the configuration of the run.
@@ -136,8 +142,12 @@ class Folder:
         self.lock()
         if not again:
             self.refuse()
-            if config.snapshot_every and self.snapshot.exists():
-                raise ZeroBlockError(f"{self.snapshot} exists and is not this run's: give another --out")
+            for place, writes in (
+                (self.snapshot, config.snapshot_every),
+                (self.model, config.method == BACKPROPAGATION and config.save_weights),
+            ):
+                if writes and place.exists():
+                    raise ZeroBlockError(f"{place} exists and is not this run's: give another --out")
         with self.writing():
             (self.path / "metrics.jsonl").unlink(missing_ok=True)
             (self.path / "steps.csv").unlink(missing_ok=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from ..errors import ZeroBlockError
 from ..journal import Record
 from ..optimizer import ZeroOrder
 from ..step import Closure, Mean
+from . import snapshot
 from .compose import optimizer
 from .config import BACKPROPAGATION, Config
 
@@ -39,6 +41,15 @@ class Learner(Protocol):
 
     def settle(self) -> None:
         """After the last step: write into the weights what was collected beside them."""
+        ...
+
+    def keep(self, folder: Path, tokenizer: Any) -> None:
+        """Save the weights for ``from_pretrained``, unless the run can rebuild them.
+
+        Args:
+            folder: where they go, in place of those kept before.
+            tokenizer: of the model.
+        """
         ...
 
 
@@ -69,6 +80,9 @@ class ZerothOrder:
     def settle(self) -> None:
         self.optimizer.settle()
 
+    def keep(self, folder: Path, tokenizer: Any) -> None:
+        """The journal rebuilds the weights of any step."""
+
 
 class Backpropagation:
     """AdamW on all trainable parameters, without dropout, as everywhere in zeroblock.
@@ -80,6 +94,7 @@ class Backpropagation:
     """
 
     def __init__(self, model: nn.Module, weight_decay: float, listener: Listener) -> None:
+        self.model = model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=weight_decay)
         self.blocks: tuple[str, ...] = ("whole",)
         self.steps = 0
@@ -105,6 +120,9 @@ class Backpropagation:
 
     def settle(self) -> None:
         pass
+
+    def keep(self, folder: Path, tokenizer: Any) -> None:
+        snapshot.save_model(folder, self.model, tokenizer, self.steps)
 
 
 def learner(config: Config, model: nn.Module, listener: Listener) -> Learner:

@@ -67,7 +67,7 @@ def resume(
         if config.method == BACKPROPAGATION and folder.summary() is None:
             raise ZeroBlockError(
                 f"ft keeps no journal, so the run in {folder.path} cannot be continued: start it again with "
-                f"zeroblock train --config {folder.path / 'config.toml'} and another --out"
+                f"zeroblock train --config {folder.path / 'config.toml'} and another --out{_kept(folder)}"
             )
         return _continue(config, folder, view or Quiet(), force)
 
@@ -169,7 +169,15 @@ def _continue(config: Config, folder: Folder, view: View, force: bool = False) -
             )
         session = Session(workload, folder, view, journal)
         session.restore(journal.header, journal.records, force)
+        for measurement in folder.measurements:
+            if measurement.step == 0:
+                view.baseline(measurement)
         return session.go()
+
+
+def _kept(folder: Folder) -> str:
+    """Say where the weights of a stopped ``ft`` are, if it kept any."""
+    return f"; the best weights so far are in {folder.model}" if folder.model.is_dir() else ""
 
 
 def _with_fold(config: Config, header: Header, folder: Folder) -> Config:

@@ -16,7 +16,7 @@ import torch
 from ..errors import ZeroBlockError
 from ..evaluate.measurement import Measurement
 from ..journal import Header, Journal, Record, replay
-from ..report.summary import summarize
+from ..report.summary import select_measured, summarize
 from ..report.track import Silent, Tracker, tracker
 from ..report.view import Meter, View, peak_memory
 from ..run.queue import MAX_STEPS
@@ -205,7 +205,14 @@ class Session:
             self.view.measured(measurement)
             numbers = {f"{split}/{evaluation.metric}": evaluation.value, f"{split}/loss": evaluation.loss}
             self.tracker.log(self.steps, numbers)
+        self._keep()
         self.meter.pause()
+
+    def _keep(self) -> None:
+        """Keep the weights if dev selects them, so far; a journal keeps those of every step."""
+        chosen = select_measured(self.config, self.folder.measurements)
+        if self.learner is not None and self.config.save_weights and chosen and chosen.step == self.steps:
+            self.learner.keep(self.folder.model, self.workload.evaluator.tokenizer)
 
     def _flush(self) -> None:
         """Wait for every step that was submitted, and write it down."""

@@ -1,16 +1,17 @@
-"""Snapshots: weights and optimizer state of one step, which shorten the replay of a resumed run.
+"""Weights on the disk: snapshots, which shorten the replay of a resumed run, and folders for ``from_pretrained``.
 
-A run never depends on a snapshot: one that is damaged, or belongs to another run, is left alone.
+A snapshot holds the weights and the optimizer's state of one step.  A run never depends on it: one that is damaged,
+or belongs to another run, is left alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
-import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,24 +36,76 @@ def save(folder: Path, optimizer: ZeroOrder) -> None:
         optimizer: its parameters are the weights; it has taken at least one step.
     """
     assert optimizer.record is not None
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    old = folder.with_name(f"{folder.name}.old")
-    atomic.remove_draft_folders(folder.parent)  # of this process, if a signal came while it wrote one
-    new = Path(tempfile.mkdtemp(prefix=".snapshot.", suffix=".part", dir=folder.parent))
-    try:
+    advice = f"then zeroblock resume {folder.parent}; the journal has lost nothing"
+    with _replacing(folder, f"the snapshot of step {optimizer.steps}", advice) as new:
         save_file({name: param.detach().contiguous() for name, param in optimizer.params.items()}, new / WEIGHTS)
         state = {"optimizer": optimizer.state_dict(), "last": _identity(optimizer.record), "crc": _crc(new / WEIGHTS)}
         torch.save(state, new / STATE)
-        for file in (new / WEIGHTS, new / STATE):
+
+
+def save_model(folder: Path, model: Any, tokenizer: Any, step: int) -> None:
+    """Write a folder for ``from_pretrained`` in place of the one that is there; a kill leaves one of the two.
+
+    Args:
+        folder: where it goes.
+        model: of transformers.
+        tokenizer: of the model.
+        step: whose weights they are, for messages.
+    """
+    with _replacing(folder, f"the weights of step {step}", "then start the run again") as new:
+        write_model(new, model, tokenizer)
+
+
+def write_model(folder: Path, model: Any, tokenizer: Any) -> None:
+    """Write a model and its tokenizer as ``from_pretrained`` reads them.
+
+    Args:
+        folder: a new or empty one.
+        model: of transformers.
+        tokenizer: of the model.
+    """
+    from ..model import bars
+
+    quantizer, quantized = getattr(model, "hf_quantizer", None), getattr(model.config, "quantization_config", None)
+    if quantized is not None:
+        # The weights of a GGUF were expanded when they were read, but transformers refuses to save such a model.
+        model.hf_quantizer = None
+        del model.config.quantization_config
+    try:
+        with bars():
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+    finally:
+        if quantized is not None:
+            model.hf_quantizer, model.config.quantization_config = quantizer, quantized
+
+
+@contextlib.contextmanager
+def _replacing(folder: Path, what: str, advice: str) -> Iterator[Path]:
+    """A new folder that takes the place of another one at the end; a kill leaves one of the two.
+
+    Args:
+        folder: the place.
+        what: is written, for the message if the disk is full.
+        advice: of that message, after the space is freed.
+    """
+    from safetensors import SafetensorError
+
+    old = folder.with_name(f"{folder.name}.old")
+    atomic.remove_draft_folders(folder.parent)  # of this process, if a signal came while it wrote one
+    new = folder.parent / f".snapshot.{secrets.token_hex(4)}.part"
+    try:
+        new.mkdir()
+        yield new
+        for file in new.iterdir():
             _sync(file)
     except (SafetensorError, RuntimeError, OSError) as error:  # a full disk, in the words of three libraries
         shutil.rmtree(new, ignore_errors=True)
         reason = str(error).strip().splitlines()[0]
         raise ZeroBlockError(
-            f"the snapshot of step {optimizer.steps} could not be written to {folder} ({reason}): free some space, "
-            f"then zeroblock resume {folder.parent}; the journal has lost nothing"
+            f"{what} could not be written to {folder} ({reason}): free some space, {advice}"
         ) from error
     if folder.exists() or folder.is_symlink():
         _remove(old)  # left by a process that was killed while removing it

@@ -19,7 +19,7 @@ from ..errors import ZeroBlockError
 from ..evaluate.demonstration import Demonstrations
 from ..evaluate.evaluator import Evaluator, Exam
 from ..step import Closure
-from ..task.own import is_path
+from ..task.own import is_hub, is_path, located
 from . import cache
 from .batch import digest, fingerprint
 from .config import BACKPROPAGATION, Config, only_options
@@ -60,7 +60,11 @@ class Workload:
     def exam_digest(self) -> str:
         """A digest of the evaluated data: dev, test, and the training data if a metric is the objective."""
         exams = [*self.exams.values(), *([self.train_exam] if self.train_exam else [])]
-        shown = [(one.context, one.options) for exam in exams for one in (*exam.scored, *exam.prompts, *exam.bare)]
+        shown = [
+            (one.context, one.options, *([] if one.scored is None else [one.scored]))
+            for exam in exams
+            for one in (*exam.scored, *exam.prompts, *exam.bare)
+        ]
         asked = [(example.right, example.answers) for exam in exams for example in exam.examples]
         return digest([*shown, *asked, (self.task.metric.name, self.task.max_new_tokens)])
 
@@ -97,7 +101,9 @@ def resolve(config: Config) -> Config:
         eval_every=config.every,
         loss_over=config.loss_over or (None if only_options(config.task) else "tokens"),
         model=_absolute(config.model) if _is_local(config.model) else config.model,
-        task=_absolute(config.task) if config.task not in tasks.TASKS and is_path(config.task) else config.task,
+        turns=config.turns or ("all" if tasks.is_rows(config.task) else None),
+        ending=config.ending or ("eos" if tasks.is_rows(config.task) else None),
+        task=located(config.task) if _is_own(config.task) else config.task,
         data=_absolute(config.data) if config.data is not None else None,
     )
 
@@ -113,11 +119,14 @@ def prepare(
         tell: is called with a line about each stage.
     """
     tokenizer = cache.tokenizer(config)
-    task = tasks.get(config.task, tokenizer)
+    choices = {name: value for name in ("turns", "ending", "metric") if (value := getattr(config, name)) is not None}
+    if config.objective in ("f1", "exact_match") and tasks.is_rows(config.task):
+        choices.setdefault("metric", config.objective)
+    task = tasks.get(config.task, tokenizer, **choices)
     if config.objective not in ("loss", task.metric.name):
+        instead = "loss" if task.metric.of_loss else f"{task.metric.name} (or loss)"
         raise ZeroBlockError(
-            f"{task.name} is measured by {task.metric.name}: use objective {task.metric.name} (or loss), not "
-            f"{config.objective}"
+            f"{task.name} is measured by {task.metric.name}: use objective {instead}, not {config.objective}"
         )
     sizes = {name: value for name in ("train", "dev", "test") if (value := getattr(config, name)) is not None}
     tell(f"reading {task.name}")
@@ -138,6 +147,13 @@ def prepare(
     notes = [rows.note] if rows.note else []
     if config.loss_over is not None and only_options(config.task):
         notes.append(f"loss_over has no effect: {task.name} trains on a cross-entropy over its options")
+    if choices and not tasks.is_rows(config.task):
+        notes.append(f"{', '.join(choices)} have no effect: they are for own data in one of the known layouts")
+    if task.metric.of_loss:
+        notes.append(
+            f"the answers of {task.name} are too long for F1 to mean anything: its held-out loss decides (likelihood "
+            "is exp(-loss), the probability per token)"
+        )
     pairs: list[tuple[tasks.Encoded, int]] = []
     examples: list[tasks.Example] = []
     if config.trains:
@@ -183,6 +199,11 @@ def _training_examples(
     if not pairs:
         raise ZeroBlockError(f"{task.name} has no training example left: give more rows, or raise --train-tokens")
     return [example for example, _ in pairs], [pair for _, pair in pairs]
+
+
+def _is_own(task: str) -> bool:
+    """Whether a task's name means data of the user's; zeroblock's own names do not, whatever files are called."""
+    return task not in tasks.TASKS and (is_path(task) or is_hub(task))
 
 
 def _is_local(model: str) -> bool:

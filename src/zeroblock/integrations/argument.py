@@ -1,0 +1,91 @@
+"""Training arguments that mean something else without a backward pass: adapted, refused, or said to have no effect."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ZeroBlockError, ZeroBlockWarning
+
+MAX_GRAD_NORM = 1.0
+"""The Trainer's default, which nobody has asked for."""
+
+
+def check(args: Any, model: nn.Module, optimizer_cls_and_kwargs: object) -> None:
+    """Refuse arguments that cannot work, each with its fix; say in one warning which others have no effect.
+
+    Args:
+        args: ``TrainingArguments``, changed where a setting is only for backward passes.
+        model: the Trainer's.
+        optimizer_cls_and_kwargs: the Trainer's.
+    """
+    if optimizer_cls_and_kwargs is not None:
+        raise ZeroBlockError(
+            "optimizer_cls_and_kwargs builds an optimizer from parameters, and a zeroth-order one needs the model: "
+            "leave it out, and give method='mezo_bcd' and method_kwargs={...}"
+        )
+    if args.n_gpu > 1:
+        raise ZeroBlockError(
+            f"the Trainer would spread the model over {args.n_gpu} GPUs by DataParallel, whose copies of the weights "
+            "are never perturbed: choose one, CUDA_VISIBLE_DEVICES=0"
+        )
+    if args.world_size > 1:
+        raise ZeroBlockError(
+            f"{args.world_size} processes would each measure their own data and their weights would drift apart: "
+            "start one process (python, not torchrun or accelerate launch)"
+        )
+    if getattr(args, "deepspeed", None) or getattr(args, "fsdp", None):
+        raise ZeroBlockError(
+            "DeepSpeed and FSDP shard gradients and their state, of which there are none: leave both out"
+        )
+    if args.fp16:
+        raise ZeroBlockError(
+            "fp16=True scales gradients, of which there are none: leave it out, and load the model in 16 bits, "
+            "from_pretrained(..., dtype=torch.bfloat16), or give bf16=True, which runs forward passes in bf16"
+        )
+    if getattr(args, "torch_compile", False):
+        raise ZeroBlockError("torch_compile=True hides the weights from their perturbation: leave it out")
+    if args.bf16 and next((p.dtype for p in model.parameters()), None) == torch.float32:
+        warnings.warn(
+            "bf16=True rounds the forward passes of fp32 weights to 8 bits, and a step measures small differences of "
+            "losses: give bf16=False (TRL's configs default to True), or load the model in bf16",
+            ZeroBlockWarning,
+            stacklevel=4,
+        )
+    args.gradient_checkpointing = False  # no activation is kept for a backward pass
+    idle = []
+    if args.max_grad_norm not in (None, 0, MAX_GRAD_NORM):
+        idle.append("max_grad_norm (clamp coefficients with method_kwargs={'clip': ...})")
+    if getattr(args, "neftune_noise_alpha", None):
+        idle.append("neftune_noise_alpha (steps are measured in evaluation mode)")
+    if not str(getattr(args.optim, "value", args.optim)).startswith("adamw_torch"):
+        idle.append("optim (choose with method=)")
+    if idle:
+        warnings.warn(f"without gradients these have no effect: {'; '.join(idle)}", ZeroBlockWarning, stacklevel=4)
+
+
+@contextlib.contextmanager
+def forward_only(model: object) -> Iterator[None]:
+    """A context in which the Trainer takes a quantised model whose trainable parameters are ordinary numbers.
+
+    The Trainer refuses quantised models that have no adapters, or whose quantisation has no backward pass.
+    Forward passes do not need either.
+    """
+    if not isinstance(model, nn.Module) or not getattr(model, "is_quantized", False):
+        yield
+        return
+    trainable = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    stuck = next((name for name, param in trainable if not param.is_floating_point()), None)
+    if stuck is not None or not trainable:
+        what = f"{stuck!r} is quantised and trainable" if stuck else "nothing in the quantised model is trainable"
+        raise ZeroBlockError(f"{what}: freeze what is quantised, and attach an adapter (peft's LoRA) or unfreeze norms")
+    vars(model)["is_quantized"] = False
+    try:
+        yield
+    finally:
+        vars(model)["is_quantized"] = True

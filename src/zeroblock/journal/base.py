@@ -1,0 +1,93 @@
+"""The base of a journal: the model that its header names, loaded as carefully as a stranger's file asks for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import model as models
+from ..errors import ZeroBlockError, shown
+from .header import Header
+
+
+@dataclass(frozen=True)
+class Base:
+    """The base of a journal, checked when the object is made and loaded when it is asked for.
+
+    Args:
+        header: of the journal.
+        model: where the base is; by default the one that the header names.
+        device: auto, cpu, cuda or cuda:N.
+        trust_remote_code: run the code that comes with the model.
+        random_weights: whether the header may ask for random weights, which take any amount of memory.
+    """
+
+    header: Header
+    model: str | None = None
+    device: str = "auto"
+    trust_remote_code: bool = False
+    random_weights: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ZeroBlockError("the journal does not name its base: give --model (in Python, load it yourself)")
+        if self.model is None and shown(self.name, 4096) != self.name:
+            raise ZeroBlockError(f"the journal names its base '{shown(self.name)}', which is no name: give --model")
+        if self.header.dtype == "mixed":
+            raise ZeroBlockError("the base has several dtypes: load it in Python, then zeroblock.load(model, FILE)")
+        if self.model in models.OPT:
+            raise ZeroBlockError(f"{self.model} is a shape without weights: give the base that the run began with")
+        if self._random and not self.random_weights:
+            raise ZeroBlockError(
+                f"the file asks for random weights in the shape of {self.name}, which may take any amount of memory: "
+                "give the base with --model, or allow it with --force"
+            )
+
+    @property
+    def name(self) -> str:
+        """A folder, a GGUF file, a hub id, or a name of zeroblock's own."""
+        return self.model or self.header.model
+
+    @property
+    def _random(self) -> bool:
+        return self.model is None and self.header.extra.get("random_weights") is True
+
+    def check(self) -> None:
+        """Compare names and shapes with the header, before any memory is taken for the weights."""
+        if not self.trust_remote_code:  # a skeleton runs no code of the model's
+            self.header.check_order(models.skeleton(self.name))
+
+    def load(self) -> nn.Module:
+        """Load the base weights in the dtype of the run."""
+        with _out_of_memory(f"{self.name} in {self.header.dtype}"):
+            return models.load(
+                self.name,
+                getattr(torch, self.header.dtype),  # one of four, which the header's reader has checked
+                self.device,
+                random_weights=self._random,
+                seed=self.header.seed,
+                trust_remote_code=self.trust_remote_code,
+            )
+
+    def tokenizer(self) -> Any:
+        """Load the tokenizer of the base."""
+        return models.tokenizer(self.name, trust_remote_code=self.trust_remote_code)
+
+
+@contextlib.contextmanager
+def _out_of_memory(weights: str) -> Iterator[None]:
+    """Turn memory that runs out into one line."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not known and "can't allocate memory" not in str(error):
+            raise
+        raise ZeroBlockError(
+            f"{weights} does not fit into the memory of this device: choose another --device, or a larger machine"
+        ) from error

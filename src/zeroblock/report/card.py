@@ -1,0 +1,271 @@
+"""The card of a fine-tune on the hub: ``README.md`` with the front matter that the hub reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import ZeroBlockError, shown
+from ..evaluate.measurement import SPLITS, Measurement, read_measurements
+from ..hub import is_id
+from ..journal.share import public_name
+from ..task import TASKS
+from ..train.config import EXECUTION, Config, recorded
+from .summary import selection
+
+What = Literal["model", "journal"]
+"""What a repository holds: a folder for ``from_pretrained``, or an exported journal."""
+HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+"""Models that zeroblock has under names of its own, by their hub ids."""
+PLACEHOLDER = "USER/NAME"
+"""The repository in the card of a folder that has none yet."""
+MAX_VALUE = 300
+"""Characters of a setting that are shown."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a card says about a run.
+
+    Args:
+        config: of the run.
+        step: whose weights the repository holds.
+        by: how that step was selected; empty if it was not selected by dev.
+        measurements: the evaluations of the run.
+    """
+
+    config: Config
+    step: int
+    by: str
+    measurements: tuple[Measurement, ...]
+
+    @classmethod
+    def read(cls, run: Path, step: int) -> Facts | None:
+        """Read them from a run's folder; None if it has no readable configuration.
+
+        Args:
+            run: the folder.
+            step: whose weights the repository holds.
+        """
+        try:
+            config = recorded(run / "config.toml", trust_remote_code=True)  # no model is loaded here
+        except ZeroBlockError:
+            return None
+        try:
+            measurements = tuple(one for _, one in read_measurements(run / "metrics.jsonl"))
+        except (OSError, ValueError):
+            measurements = ()
+        chosen = selection(run)
+        return cls(config, step, chosen.by if chosen and chosen.step == step else "", measurements)
+
+    def at(self, step: int) -> dict[str, Measurement]:
+        """The evaluations after a step, by split."""
+        return {one.split: one for one in self.measurements if one.step == step}
+
+    @property
+    def base(self) -> str:
+        """The base by its name of the hub or of zeroblock's own, or by the last part of its path."""
+        return shown(public_name(self.config.model), MAX_VALUE)
+
+    @property
+    def task(self) -> str:
+        """The task by its name, or by that of its file."""
+        return shown(Path(self.config.task).name, MAX_VALUE)
+
+
+def hub_card(facts: Facts, what: What, repo: str = PLACEHOLDER) -> str:
+    """Write the card of a repository.
+
+    Args:
+        facts: of the run.
+        what: the repository holds.
+        repo: ``user/name``.
+    """
+    config = facts.config
+    steps = f"the weights after {facts.step:,} of {config.steps:,} steps"
+    chosen = f"{steps}, selected by {facts.by}" if facts.by else steps
+    lines = [
+        f"# {facts.base} fine-tuned on {facts.task}",
+        "",
+        f"Fine-tuned with `{config.method}` by [zeroblock](https://pypi.org/project/zeroblock/): {chosen}. "
+        f"The license is that of the base, {facts.base}.",
+        "",
+        "## Results",
+        "",
+        *_results(facts),
+        "",
+        "## Training",
+        "",
+        "```",
+        command(config),
+        "```",
+        "",
+        *_settings(facts),
+        "",
+        "## How to use it",
+        "",
+        *(_use_model(repo) if what == "model" else _use_journal(repo, facts.base)),
+    ]
+    return _front_matter(facts, what, repo) + "\n".join(lines) + "\n"
+
+
+def _front_matter(facts: Facts, what: What, repo: str) -> str:
+    """The YAML that the hub reads, between its two lines of dashes."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    test = facts.at(facts.step).get("test")
+    dataset = _dataset(facts.config)
+    results = []
+    if test is not None:
+        results.append(
+            EvalResult(
+                task_type="text-generation",
+                dataset_type=dataset or facts.task,
+                dataset_name=facts.task,
+                dataset_split="test",
+                metric_type=test.evaluation.metric,
+                metric_value=round(test.evaluation.value, 4),
+            )
+        )
+    data = ModelCardData(
+        base_model=_hub_name(facts.base),
+        library_name="transformers" if what == "model" else "zeroblock",
+        pipeline_tag="text-generation",
+        tags=["zeroblock", *([] if facts.config.method == "ft" else ["zeroth-order"]), facts.config.method],
+        datasets=[dataset] if dataset else None,
+        metrics=[test.evaluation.metric] if test is not None else None,
+        model_name=repo,
+        eval_results=results or None,
+    )
+    return f"---\n{data.to_yaml()}\n---\n\n"
+
+
+def _hub_name(base: str) -> str | None:
+    """The hub id of a base, if it has one."""
+    name = HUB_NAMES.get(base, base)
+    return name if is_id(name) else None
+
+
+def _dataset(config: Config) -> str:
+    """The hub's dataset of a task; empty if the rows came from elsewhere."""
+    source: Any = TASKS[config.task].source if config.task in TASKS else None
+    return str(getattr(source, "path", ""))
+
+
+def _results(facts: Facts) -> list[str]:
+    now, before = facts.at(facts.step), facts.at(0)
+    if not now:
+        return [f"The run was not evaluated after step {facts.step:,}."]
+    first = next(iter(now.values())).evaluation.metric
+    counts = [f"{split} (n = {now[split].evaluation.n:,})" if split in now else split for split in SPLITS]
+    lines = [f"| {shown(first)} | {counts[0]} | {counts[1]} |", "|---|---|---|"]
+    if before and facts.step:
+        lines.append(_row("before training", before))
+    return [*lines, _row(f"**step {facts.step:,}**", now)]
+
+
+def _row(label: str, found: dict[str, Measurement]) -> str:
+    results = [found[split].evaluation if split in found else None for split in SPLITS]
+    values = [f"{100 * one.value:.1f} %, loss {one.loss:.4f}" if one else "–" for one in results]
+    return f"| {label} | {values[0]} | {values[1]} |"
+
+
+def _settings(facts: Facts) -> list[str]:
+    config = facts.config
+    lr = f"{config.lr:g}" + (f", {config.lr_schedule}" if config.lr_schedule != "constant" else "")
+    return [
+        f"- method: {config.method}",
+        f"- steps: {config.steps:,}, each on {config.batch_size * config.accumulate} examples",
+        f"- learning rate: {lr}",
+        f"- seed: {config.seed}",
+        f"- dtype: {config.dtype}",
+    ]
+
+
+def command(config: Config) -> str:
+    """The command of a run, without folders of this machine and without settings that are at their defaults.
+
+    >>> command(Config(model="/home/ann/tuned", task="sst2", lr=3e-4, eval_start=False))
+    'zeroblock train --model tuned --task sst2 --lr 0.0003 --no-eval-start'
+    """
+    words = ["zeroblock", "train"]
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if value in (None, item.default) or item.name in (*EXECUTION, "trust_remote_code"):
+            continue
+        flag = item.name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{flag}")
+            continue
+        if item.name == "model":
+            value = public_name(value)
+        elif item.name == "task":
+            value = Path(value).name
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        words += [f"--{flag}", shown(text, MAX_VALUE)]
+    return " ".join(shlex.quote(word) for word in words)
+
+
+def _use_model(repo: str) -> list[str]:
+    name = json.dumps(repo, ensure_ascii=False)
+    return [
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline",
+        "",
+        f'pipe = pipeline("text-generation", model={name})',
+        'print(pipe("The film was", max_new_tokens=20)[0]["generated_text"])',
+        "",
+        f"model = AutoModelForCausalLM.from_pretrained({name})  # or without the pipeline",
+        f"tokenizer = AutoTokenizer.from_pretrained({name})",
+        "```",
+        "",
+        "With vLLM:",
+        "",
+        "```",
+        f"vllm serve {shlex.quote(repo)}",
+        "```",
+    ]
+
+
+def _use_journal(repo: str, base: str) -> list[str]:
+    name = json.dumps(repo, ensure_ascii=False)
+    return [
+        "This repository holds `journal.zbj`: every step in a few bytes. The base weights and these steps give the "
+        "fine-tuned weights, bit for bit.",
+        "",
+        "```python",
+        "import zeroblock as zb",
+        "",
+        f"model = zb.load({name})  # loads {base}, then takes the steps",
+        f"zb.load(model, {name})  # or into a model that you have loaded; zb.unload(model) takes it out again",
+        "```",
+        "",
+        "As a folder for `from_pretrained`:",
+        "",
+        "```",
+        f"zeroblock apply {shlex.quote(repo)} --out FOLDER",
+        "```",
+    ]
+
+
+def public_card(text: str, tags: Sequence[str], base: str) -> str:
+    """Put front matter before the card of an exported file, whose run is not at hand.
+
+    Args:
+        text: the card in the file.
+        tags: of the repository.
+        base: the base by its name in the file.
+    """
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(
+        base_model=_hub_name(base),
+        library_name="zeroblock",
+        pipeline_tag="text-generation",
+        tags=["zeroblock", "zeroth-order", *tags],
+    )
+    return f"---\n{data.to_yaml()}\n---\n\n{text}"
