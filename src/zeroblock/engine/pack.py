@@ -107,7 +107,7 @@ class Row:
 
 def cost(one: Encoded) -> int:
     """Number of tokens that an example takes in a row."""
-    return len(_laid(one).tokens)
+    return _laid(one).places.shape[1]
 
 
 def split(batch: Sequence[Encoded], max_tokens: int | None) -> Iterator[list[int]]:
@@ -134,50 +134,55 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
         scored: P and N are rounded up to a multiple of this, by entries that no option counts.
     """
     strands = list(map(_laid, batch))
-    tokens = sum(len(strand.tokens) for strand in strands)
-    spare = np.arange(tokens, -(-tokens // multiple) * multiple)
-    firsts = list(itertools.accumulate((len(strand.tokens) for strand in strands), initial=0))
-    kept = list(itertools.accumulate((len(strand.keep) for strand in strands), initial=0))
+    sizes = [strand.places.shape[1] for strand in strands]
     lengths = [length for strand in strands for length in strand.lengths]
-    counted = sum(lengths)
+    length, counted = sum(sizes), sum(lengths)
+    places = np.zeros((5, -(-length // multiple) * multiple), np.int64)
+    np.concatenate([strand.places for strand in strands], 1, out=places[:, :length])
+    firsts = list(itertools.accumulate(sizes, initial=0))[:-1]
+    places[2:, :length] += np.repeat(firsts, sizes)
+    places[2:, length:] = np.arange(length, places.shape[1])
+    kept = [len(strand.keep) for strand in strands]
+    keep = np.zeros(sum(kept) + -sum(kept) % scored, np.int64)
+    np.concatenate([strand.keep for strand in strands], out=keep[: sum(kept)])
+    keep[: sum(kept)] += np.repeat(firsts, kept)
+    targets = np.zeros((2, counted + -counted % scored), np.int64)
+    np.concatenate([strand.targets for strand in strands], 1, out=targets[:, :counted])
+    before = list(itertools.accumulate(kept, initial=0))[:-1]
+    targets[0, :counted] += np.repeat(before, [strand.targets.shape[1] for strand in strands])
     numbers = itertools.count()
     slots = [[next(numbers) for _ in strand.lengths] for strand in strands]
-
-    def joined(name: str, shifts: Sequence[int] | None, end: NDArray[np.int64]) -> Tensor:
-        parts = [getattr(strand, name) for strand in strands]
-        if shifts is not None:
-            parts = [part + shift for part, shift in zip(parts, shifts, strict=False)]
-        return torch.from_numpy(np.concatenate([*parts, end]))
-
-    blank, predicted = np.zeros_like(spare), np.zeros(-kept[-1] % scored, np.int64)
-    nothing = np.zeros(-counted % scored, np.int64)
+    tokens, positions, start, trunk, branch = torch.from_numpy(places)
+    source, target = torch.from_numpy(targets)
     return Row(
-        tokens=joined("tokens", None, blank),
-        positions=joined("positions", None, blank),
-        start=joined("start", firsts, spare),
-        trunk=joined("trunk", firsts, spare),
-        branch=joined("branch", firsts, spare),
-        keep=joined("keep", firsts, predicted),
-        source=joined("source", kept, nothing),
-        target=joined("target", None, nothing),
-        spans=torch.tensor(_spans(lengths, counted + len(nothing))),
+        tokens,
+        positions,
+        start,
+        trunk,
+        branch,
+        torch.from_numpy(keep),
+        source,
+        target,
+        spans=torch.tensor(_spans(lengths, targets.shape[1])),
         lengths=torch.tensor(lengths),
         slots=torch.tensor(_filled(slots, len(lengths))),
     )
 
 
 class _Strand(NamedTuple):
-    """One example of a row, as if the row began with it; the fields are those of :class:`Row`."""
+    """One example of a row, as if the row began with it.
+
+    Args:
+        lengths: number of scored tokens of each option.
+        places: (5, n) tokens, positions, start, trunk and branch, as in :class:`Row`.
+        keep: (p,) as in :class:`Row`.
+        targets: (2, scored tokens) source and target, as in :class:`Row`.
+    """
 
     lengths: tuple[int, ...]
-    tokens: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    start: NDArray[np.int64]
-    trunk: NDArray[np.int64]
-    branch: NDArray[np.int64]
+    places: NDArray[np.int64]
     keep: NDArray[np.int64]
-    source: NDArray[np.int64]
-    target: NDArray[np.int64]
+    targets: NDArray[np.int64]
 
 
 def _laid(one: Encoded) -> _Strand:
@@ -209,7 +214,7 @@ def _strand(
         source += [kept.setdefault(place, len(kept)) for place, _ in chosen]
         target += [token for _, token in chosen]
         lengths.append(len(chosen))
-    arrays = (tokens, positions, [0] * len(tokens), trunk, branch, list(kept), source, target)
+    arrays = ((tokens, positions, [0] * len(tokens), trunk, branch), list(kept), (source, target))
     return _Strand(tuple(lengths), *(np.array(array, np.int64) for array in arrays))
 
 
