@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
@@ -13,7 +11,7 @@ from torch import Tensor
 
 from .direction import METADATA, Direction, Member, Mode, Point
 from .errors import ZeroBlockError, ZeroBlockWarning
-from .step import Mean, Objective, Staged
+from .step import Mean, Objective
 
 BACKWARD = (
     "the closure runs backward(), which a zeroth-order step never needs: return the loss and leave backward() and "
@@ -136,13 +134,6 @@ class Watched(Objective):
 
     def submit(self, points: Sequence[Point]) -> Tensor | None:
         return cast("Tensor | None", self.reading.measure(self.inner.submit, points))
-
-    def stage(self) -> Staged | None:
-        staged = self.inner.stage()
-        if staged is None:
-            return None
-        bind, measure = staged.bind, self.reading.measure
-        return dataclasses.replace(staged, bind=lambda batch: functools.partial(measure, bind(batch)))
 
 
 def watched(objective: Objective, reading: Reading) -> Objective:

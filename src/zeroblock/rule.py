@@ -23,6 +23,7 @@ from . import ops
 from .direction import Member
 from .errors import ZeroBlockError
 from .noise import Draw, Key
+from .ops.shared.branch import beside
 from .registry import Registry
 from .state import State
 
@@ -127,7 +128,7 @@ class SGD(Rule):
 
     def update_(self, members: Sequence[Member], state: State, move: Move) -> None:
         alphas = move.alphas
-        for member in members:
+        for member in beside(members, sum(member.param.nbytes for member in members)):
             member.basis.add_(member.param, move.key, alphas, move.decay(member))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import itertools
 import math
 from typing import Protocol, runtime_checkable
@@ -85,8 +86,14 @@ class Shuffled(_Blind):
     def pick(self, turn: int, n: int, seed: int, scores: list[float]) -> int:
         if n == 1:
             return 0
-        draws = uniform(Key(seed, turn // n, stream=SCHEDULE), n)
-        return sorted(range(n), key=draws.__getitem__)[turn % n]
+        return _permutation(n, Key(seed, turn // n, stream=SCHEDULE))[turn % n]
+
+
+@functools.lru_cache(maxsize=64)
+def _permutation(n: int, key: Key) -> tuple[int, ...]:
+    """A random order of n blocks; a cycle asks for it n times."""
+    draws = uniform(key, n)
+    return tuple(sorted(range(n), key=draws.__getitem__))
 
 
 @SCHEDULES.register

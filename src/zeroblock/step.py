@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +91,11 @@ class Objective(abc.ABC):
         return None
 
     @property
+    def model(self) -> nn.Module | None:
+        """The model that is measured, where the objective knows that it reads all of its weights; else None."""
+        return None
+
+    @property
     def submits(self) -> bool:
         """Whether ``submit`` or ``stage`` may have something to offer."""
         return False
@@ -116,23 +121,78 @@ class Captures(Protocol):
         ...
 
 
+class Call(NamedTuple):
+    """The arguments of a layer, with None in place of its hidden states."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Tape(Protocol):
+    """Follows a forward pass that skips its layers, which are captured one by one; takes what comes before and after.
+
+    Piece 0 comes before the first layer, piece i + 1 is layer i, the last one comes after the layers.
+    """
+
+    def enter(self, layer: int, hidden: Tensor, call: Call) -> None:
+        """A layer is called."""
+        ...
+
+    def leave(self) -> tuple[Tensor, bool]:
+        """The hidden states after the layers, and whether they are the rows of several points."""
+        ...
+
+
+class Staging(Protocol):
+    """An objective bound to a batch that lies in a buffer on the device."""
+
+    def losses(self, points: Sequence[Point], tape: Tape | None = None) -> Tensor:
+        """(points,) the losses; ``tape`` follows the forward pass."""
+        ...
+
+    def layers(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which ``layer`` may be called."""
+        ...
+
+    def layer(self, i: int, hidden: Tensor, call: Call, points: Sequence[Point], parted: bool) -> Tensor:
+        """Run one layer.
+
+        Args:
+            i: which.
+            hidden: (rows, S, width).
+            call: its other arguments.
+            points: where it is evaluated, if it is active.
+            parted: whether there is a row per point already.
+
+        Returns:
+            (rows or points, S, width).
+        """
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Staged:
     """An objective whose batch lies in one buffer, so that a captured step can be replayed on the next batch.
 
     Args:
         graphs: where its captured steps are kept.
+        row: the part of ``shape`` that the layers see.
         shape: objectives of one shape can take each other's batches.
         batch: (n,) int64 on the host.
-        bind: for a buffer of n numbers on the device, the function that measures its batch: points → (points,) losses.
+        bind: the objective on a buffer of n numbers on the device.
+        pieces: how many pieces the forward pass has; one if it cannot be cut.
+        active: the tensors of a plan's block by the piece that reads them.
         reserve: bytes of device memory that a plan's captured steps compute in, whichever block is active.
         device: where steps run.
     """
 
     graphs: Captures
+    row: tuple[object, ...]
     shape: tuple[object, ...]
     batch: Tensor
-    bind: Callable[[Tensor], Callable[[Sequence[Point]], Tensor]]
+    bind: Callable[[Tensor], Staging]
+    pieces: int
+    active: Callable[[Plan], dict[int, list[Member]]]
     reserve: Callable[[Plan], int]
     device: torch.device
 
@@ -161,6 +221,11 @@ class Mean(Objective):
         if len(known) < len(weights) or len(units) != 1:
             return None
         return units.pop(), sum(amount for _, amount in known)
+
+    @property
+    def model(self) -> nn.Module | None:
+        models = [part.model for part in self.parts]
+        return models[0] if all(model is models[0] for model in models) else None
 
     @property
     def amounts(self) -> list[float]:
@@ -256,14 +321,12 @@ class Plan:
     @functools.cached_property
     def capturable(self) -> bool:
         """Whether the step needs no number on the host: then it can be submitted, and captured as a graph."""
-        params = self.weights.params.values()
         return (
             all(self.rule.capturable(member) and member.basis.capturable for member in self.members)
             and (not self.rule.state or self.rule.reset)  # the device counts the steps of one turn
             and self.weights.restore == "copy"
             and not self.weight_decay
-            and all(p.dtype != torch.float64 for p in params)
-            and len({p.device for p in params}) == 1
+            and self.weights.capturable
         )
 
     @property

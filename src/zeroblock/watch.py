@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .direction import UNREAD, UNREAD_FIX
 from .errors import ZeroBlockError, ZeroBlockWarning
@@ -47,6 +47,8 @@ class Watch:
         self._kinds = [list(map(_kind, params)) for params in self._blocks]
         self._unseen = set(range(len(weights.blocks)))
         """Blocks that were not seen to be read yet."""
+        self._measured: nn.Module | None = None
+        """The model of the last objective that knows its model."""
         self._readings: dict[int, Reading] = {}
         """Notes of the steps whose numbers are not known yet."""
         self._zeros, self._limit = 0, ZERO_STEPS
@@ -88,12 +90,23 @@ class Watch:
 
     def over(self, objective: Objective, plan: Plan) -> Objective:
         """The objective of a step, with its reads noted where they are not known yet."""
+        if objective.model is not None:
+            self._recognise(objective.model)
+            return objective
         again = self._zeros >= self._limit and not objective.submits
         if self._hidden or not (again or plan.turn.block in self._unseen):
             return objective
         reading = Reading(self.weights.params.values(), plan.members, plan.directions)
         self._readings[plan.turn.step] = reading
         return watched(objective, reading)
+
+    def _recognise(self, model: nn.Module) -> None:
+        """Raise unless an objective measures a model that holds the weights."""
+        if model is not self._measured:
+            own = set(map(id, model.parameters()))
+            if not all(id(param) in own for param in self.weights.params.values()):
+                raise ZeroBlockError(f"{UNREAD}; the engine was built on another model")
+            self._measured = model
 
     def see(self, record: Record) -> None:
         """Hear of a step's numbers, and judge what was noted of it."""

@@ -63,8 +63,20 @@ class Weights:
             _check(name, param, model)
         _say_packed(model, self.params)
         self.initial = {name: subspace.initial(param) for name, param in self.params.items()}
+        self._placed: torch.device | None = None
+        self._uniform = False
         self.held: dict[str, Tensor] = {}
         """Coordinates of the steps that have not reached their tensors yet, by name."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether all tensors lie on one device, and kernels there know their dtypes."""
+        first = next(iter(self.params.values()))
+        if self._placed != first.device:  # a model may move before its first step
+            params = self.params.values()
+            self._uniform = all(p.dtype != torch.float64 for p in params) and len({p.device for p in params}) == 1
+            self._placed = first.device
+        return self._uniform
 
     def basis(self, name: str, turn: int) -> Basis:
         """The basis of a tensor in a turn."""

@@ -217,11 +217,11 @@ def test_the_oldest_graphs_make_room() -> None:
         for _ in range(len(optimizer.blocks)):
             optimizer.step(engine.objective(BATCH, LABELS))
     kept = len(engine.graphs)
-    assert kept == len(optimizer.blocks) == engine.graphs.captures
+    assert kept == engine.graphs.captures
     assert engine.graphs.shared < 64 << 20  # each computes where the last one did
     engine.graphs.most = 1
     optimizer.step(engine.objective([*BATCH, Encoded(tuple(range(3, 50)), ((1,), (2,)))], [*LABELS, 0]))
-    assert len(engine.graphs) == 1
+    assert len(engine.graphs) < engine.graphs.captures - kept // 2  # those of the shorter rows are gone
     assert engine.graphs.bytes > 0
     optimizer.step(engine.objective(BATCH, LABELS))
     optimizer.flush()
@@ -278,6 +278,6 @@ def test_captured_steps_count_the_tokens_of_their_own_batch() -> None:
             optimizer.step(engine.objective(batches[step % 2], [0, 0], "answer"))
         optimizer.flush()
         runs.append(records)
-        assert engine.graphs is None or engine.graphs.captures == 1
+        assert engine.graphs is None or engine.graphs.captures == engine.cuts.pieces + 2  # opening, pieces, update
     for captured, eager in zip(*runs, strict=True):
         assert captured.losses == pytest.approx(eager.losses, abs=1e-5)

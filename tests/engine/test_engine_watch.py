@@ -21,7 +21,7 @@ def model() -> torch.nn.Module:
 
 def test_the_engine_of_another_model_is_an_error(model: torch.nn.Module) -> None:
     objective = Engine(copy.deepcopy(model)).objective(BATCH, LABELS)
-    for optimizer in (zb.mezo_bcd(model, 1e-2), zb.mezo(model, 1e-2)):
+    for optimizer in (zb.mezo_bcd(model, 1e-2), zb.mezo(model, 1e-2), zb.lozo(model, 1e-2)):
         with pytest.raises(zb.ZeroBlockError, match="read none of the model's weights"):
             optimizer.step(objective)
 
@@ -50,7 +50,15 @@ def test_submitted_steps_are_watched_too(model: torch.nn.Module, late: type, mon
     assert optimizer._queue
     optimizer.flush()
     optimizer = zb.mezo_bcd(model, 1e-2)
-    optimizer.step(other.objective(BATCH, LABELS))
-    assert optimizer._queue
     with pytest.raises(zb.ZeroBlockError, match="read none of the model's weights"):
-        optimizer.flush()
+        optimizer.step(other.objective(BATCH, LABELS))
+
+
+def test_a_block_that_the_model_never_reads_is_named() -> None:
+    model = decoder("llama")
+    model.requires_grad_(False)
+    model.spare = torch.nn.Linear(2, 2)
+    optimizer = zb.mezo_bcd(model, 0.0, partition=zb.whole)
+    with pytest.warns(zb.ZeroBlockWarning, match=r"reads no weight of the block of 'spare.weight'"):
+        optimizer.step(Engine(model).objective(BATCH, LABELS))
+    assert optimizer.record.coeffs == (0.0,)

@@ -71,13 +71,19 @@ class BenchRow:
 FIELDS = {field.name: str(field.type) for field in dataclasses.fields(BenchRow)}
 
 
-def append(path: Path, measurements: Sequence[BenchRow]) -> None:
-    """Append measurements to a CSV, with a header if it is new. An empty list only checks that it can be written."""
+def append(path: Path, measurements: Sequence[Any], kind: type = BenchRow) -> None:
+    """Append measurements to a CSV, with a header if it is new. An empty list only checks that it can be written.
+
+    Args:
+        path: the CSV.
+        measurements: dataclasses of one kind.
+        kind: their class.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     has_header = path.exists() and path.stat().st_size > 0
-    check(path)
+    check(path, kind)
     with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(FIELDS), lineterminator="\n")
+        writer = csv.DictWriter(file, fieldnames=_columns(kind), lineterminator="\n")
         if not has_header:
             writer.writeheader()
         writer.writerows(map(dataclasses.asdict, measurements))
@@ -112,17 +118,22 @@ def latest(measurements: Sequence[BenchRow]) -> list[BenchRow]:
     return list(kept.values())
 
 
-def check(path: Path) -> None:
-    """Refuse a file that holds something else."""
+def check(path: Path, kind: type = BenchRow) -> None:
+    """Refuse a file that holds something else than measurements of a kind."""
     if not path.exists() or not path.stat().st_size:
         return
     try:
         with path.open(newline="", encoding="utf-8") as file:
             header = next(csv.reader(file), [])
     except UnicodeDecodeError as error:
-        raise ZeroBlockError(f"{path} is not UTF-8, so bench step did not write it; give another file") from error
-    if header != list(FIELDS):
-        raise ZeroBlockError(f"{path} has other columns than bench step writes; give another file")
+        raise ZeroBlockError(f"{path} is not UTF-8, so zeroblock bench did not write it; give another file") from error
+    if header != _columns(kind):
+        name = "step" if kind is BenchRow else "run"
+        raise ZeroBlockError(f"{path} has other columns than bench {name} writes; give another file")
+
+
+def _columns(kind: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
 
 
 def _value(text: str, kind: str) -> Any:

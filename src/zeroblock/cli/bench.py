@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ..bench.batch import Pool
     from ..bench.row import BenchRow
+    from ..bench.run import RunRow
 
 app = typer.Typer(help="Measure the cost of a step; draw and tabulate measurements.", no_args_is_help=True)
 
@@ -105,6 +106,62 @@ def step(
         typer.echo(jsonlib.dumps([asdict(row) for row in rows], indent=2))
     else:
         _print(rows)
+
+
+@app.command()
+def run(
+    task: Tasks,
+    model: Annotated[str, typer.Option(help="A folder, GGUF file, hub id, or a shape with random weights.")],
+    method: Annotated[str, typer.Option(help="A method of the library.")] = "mezo_bcd",
+    steps: Annotated[int, typer.Option(min=3, help="Length of the run.")] = 3000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 16,
+    data: Annotated[Path | None, typer.Option(help=FOLDER)] = None,
+    encoded: Annotated[
+        Path | None, typer.Option(help="A file of bench encode, or a folder of TASK.jsonl, instead of --data.")
+    ] = None,
+    tokenizer: Tokenizer = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, or auto: fp16 on cuda, fp32 on the CPU.")] = "auto",
+    graphs: Annotated[str, typer.Option(help="CUDA graphs: auto, on or off.")] = "auto",
+    reference: Annotated[bool, typer.Option(help="Time MeZO's own procedure beside it.")] = True,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+    csv: Annotated[Path | None, typer.Option(help="Append each row to this file as soon as it is measured.")] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Seed of noise, of the order of blocks and of the examples.")
+    ] = 0,
+) -> None:
+    """Measure a real run: shuffled batches, packing, captures and journal included."""
+    from dataclasses import asdict
+
+    from .. import model as models
+    from ..bench import row as rows_of
+    from ..bench import run as runs
+    from ..bench.step import resident
+
+    where = models.place(device)
+    if csv is not None:
+        rows_of.append(csv, [], runs.RunRow)
+    pools = {name: _pool(name, model, data, encoded, tokenizer, seed) for name in _names(task)}
+    config: Any = models.skeleton(model).config
+    idle = resident()
+    _say(f"{model} on {where}")
+    loaded = _model(model, where, dtype)
+    rows: list[runs.RunRow] = []
+    for name, pool in pools.items():
+        _check(pool, config, name)
+        fitting = pool.folded(int(config.vocab_size))
+        beside = runs.reference_ms(loaded, fitting, batch_size, seed) if reference else None
+        row = runs.measure(
+            loaded, fitting, method, steps, batch_size=batch_size, seed=seed, graphs=_graphs(graphs),
+            names=(model, name), reference=beside, idle_bytes=idle, tell=_say,
+        )  # fmt: skip
+        rows.append(row)
+        if csv is not None:
+            rows_of.append(csv, [row], runs.RunRow)
+    if json:
+        typer.echo(jsonlib.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        _print_runs(rows)
 
 
 @app.command()
@@ -252,6 +309,29 @@ def _print(rows: list[BenchRow]) -> None:
             "" if row.ratio_to_reference is None else f"{row.ratio_to_reference:.2f}",
             "" if row.gemm_floor_ms is None else f"{row.gemm_floor_ms:.1f}",
             f"{row.copy_floor_ms:.1f}",
+            "" if row.peak_bytes is None else f"{row.peak_bytes / 1e9:.2f} GB",
+        )
+    Console(width=None if Console().is_terminal else 140).print(table)
+
+
+def _print_runs(rows: list[RunRow]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(caption="everything included; ×: MeZO's own procedure over this; steady: the last third of the run")
+    left = ("model", "task", "method")
+    for column in (*left, "steps", "to 100", "to 1000", "mean", "×", "steady", "×", "MeZO", "captures", "peak"):
+        table.add_column(column, justify="left" if column in left else "right")
+    for row in rows:
+        table.add_row(
+            *(row.model, row.task, row.method, str(row.steps)),
+            *("" if s is None else f"{s:.1f} s" for s in (row.to_100_s, row.to_1000_s)),
+            f"{row.mean_ms:.2f} ms",
+            "" if row.ratio is None else f"{row.ratio:.1f}",
+            f"{row.steady_ms:.2f} ms",
+            "" if row.steady_ratio is None else f"{row.steady_ratio:.1f}",
+            "" if row.reference_ms is None else f"{row.reference_ms:.0f} ms",
+            str(row.captures),
             "" if row.peak_bytes is None else f"{row.peak_bytes / 1e9:.2f} GB",
         )
     Console(width=None if Console().is_terminal else 140).print(table)

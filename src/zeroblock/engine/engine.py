@@ -18,11 +18,15 @@ from ..step import evaluation
 from ..task.encoding import Encoded
 from . import bridge, trial
 from .forward import Forward
+from .fuse import find
 from .objective import BatchObjective, Over, Reduction
 from .pack import Padded, Row, cost, pack, pad, split
 
 GPU_MAX_TOKENS = 4096
 """Tokens of a row on a GPU, by default."""
+
+SMALL_WORK = 1e11
+"""Tokens × weights up to which a row's length hardly matters to its time: some 700 tokens at 135M."""
 
 
 class Score(NamedTuple):
@@ -67,9 +71,13 @@ class Engine(Forward):
         if graphs and not on_gpu:
             raise ZeroBlockError(f"graphs are captured on a CUDA device, the model is on {self.device}; leave them out")
         self.max_tokens = max_tokens or (GPU_MAX_TOKENS if on_gpu else None)
+        if on_gpu:
+            self.fusions = find(model, "cuda")
         self.packed = trial.packs(self, self._multiples(0))
         self.forked = fork and self.packed
         self.graphs = Graphs() if self.forked and (on_gpu if graphs is None else graphs) else None
+        if self.graphs is not None:
+            self.cuts = trial.cuts(self, self._multiples(0))
         if self.reason:
             warnings.warn(
                 f"{type(model).__name__} is evaluated on padded rows, one point after another: {self.reason}",
@@ -162,10 +170,14 @@ class Engine(Forward):
         return rows
 
     def _multiples(self, tokens: int) -> tuple[int, int]:
-        """What a row's lengths are rounded up to; captured rows to few lengths, a sixteenth apart."""
+        """What a row's lengths are rounded up to; captured rows to few lengths, a sixteenth apart.
+
+        Where launching takes most of the time, tokens cost next to nothing: then lengths are 128 apart.
+        """
         if self.graphs is None or not self.graphs.pays(tokens, self.numel):
             return (16 if self.device.type == "cuda" else 1), 1  # tensor cores want multiples of 8
-        return max(32, 1 << max(0, tokens.bit_length() - 5)), 16
+        coarse = 128 if tokens * self.numel < SMALL_WORK else 32
+        return max(coarse, 1 << max(0, tokens.bit_length() - 5)), 16
 
 
 def _length(one: Encoded) -> int:

@@ -29,6 +29,7 @@ from ..direction import METADATA, Member, Point
 from ..errors import ZeroBlockError
 from ..exclusive import refusal
 from ..interrupt import uninterrupted
+from ..ops.shared.branch import beside
 
 PAIR_TOKENS = 1024
 """Rows up to this many tokens get both copies of a layer at once, from one draw; longer ones one after the other."""
@@ -84,7 +85,7 @@ class Anatomy:
 class _Watch(TorchFunctionMode):
     """Raises if an active tensor is read outside the modules that show the points' copies."""
 
-    def __init__(self, fork: _Fork, members: Sequence[Member]) -> None:
+    def __init__(self, fork: Fork, members: Sequence[Member]) -> None:
         super().__init__()
         self.fork, self.names = fork, {id(member.param): member.name for member in members}
 
@@ -100,7 +101,7 @@ class _Watch(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int, watch: bool = False) -> Iterator[None]:
+def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int, watch: bool = False) -> Iterator[Fork]:
     """A context in which the model's forward runs at all points and returns a row for each.
 
     Args:
@@ -111,7 +112,7 @@ def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int, watch: bool 
     """
     members = points[0].direction.members
     stages = anatomy.stages(members)
-    fork = _Fork(points, tokens, len(stages))
+    fork = Fork(points, tokens, len(stages))
     replaced: list[tuple[nn.Module, Forward | None]] = []
     cached = torch.is_autocast_cache_enabled()
     with uninterrupted() as shield:
@@ -120,16 +121,21 @@ def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int, watch: bool 
             for module, mine in stages:
                 for one, forward in fork.replacements(module, mine, anatomy):
                     replaced.append((one, vars(one).get("forward")))
-                    one.forward = fork.guarded(one, forward)
+                    vars(one)["forward"] = fork.guarded(one, forward)  # torch's own way takes twenty times as long
             with _Watch(fork, members) if watch else contextlib.nullcontext(), shield.opened():
-                yield
+                yield fork
         finally:
             for one, before in reversed(replaced):
-                if before is None:
-                    del one.forward
-                else:
-                    one.forward = before
+                restore(one, before)
             torch.set_autocast_cache_enabled(cached)
+
+
+def restore(module: nn.Module, before: Forward | None) -> None:
+    """Give a module its forward back: one of its own, or its class's."""
+    if before is None:
+        vars(module).pop("forward", None)
+    else:
+        vars(module)["forward"] = before
 
 
 def scratch(anatomy: Anatomy, blocks: Iterable[Sequence[Member]], points: Sequence[Point], tokens: int) -> int:
@@ -145,13 +151,13 @@ def scratch(anatomy: Anatomy, blocks: Iterable[Sequence[Member]], points: Sequen
     for block in blocks:
         stages = anatomy.stages(block)
         paired = all(member.basis.pairs for member in block if member.basis.factor_shape is None)
-        copies = 2 if paired and _Fork(points, tokens, len(stages)).mirrored else 1
+        copies = 2 if paired and Fork(points, tokens, len(stages)).mirrored else 1
         for _, members in stages:
             most = max(most, copies * sum(m.param.nbytes for m in members if m.basis.factor_shape is None))
     return most
 
 
-class _Fork:
+class Fork:
     """The state of one forked pass: the points, and whether their rows have parted yet."""
 
     def __init__(self, points: Sequence[Point], tokens: int, stages: int) -> None:
@@ -241,8 +247,6 @@ class _Fork:
         weight = next(m for m in members if m.basis.factor_shape is not None)
         bias = next((m for m in members if m is not weight), None)
         matrix, basis = weight.param, weight.basis
-        v, us = self._factors(matrix, basis)
-
         rows = len(self.points)
         plain = module._parameters.get("bias") if bias is None else None
 
@@ -251,6 +255,7 @@ class _Fork:
             inner = module.forward
 
             def embedding(ids: Tensor) -> Tensor:
+                v, us = self._factors(matrix, basis)  # drawn within the module, so that a captured layer draws its own
                 beside = torch.cat([F.embedding(self._mine(ids, r), us[r]) for r in range(rows)])
                 y: Tensor = inner(ids) + beside @ v.T
                 self.parted = True
@@ -259,10 +264,11 @@ class _Fork:
             return embedding
 
         transposed = kind == "transposed"
-        left, right = (us, v.T.expand(rows, -1, -1)) if transposed else (v, us.transpose(1, 2))
 
         def linear(x: Tensor) -> Tensor:
             self._whole(x)
+            v, us = self._factors(matrix, basis)
+            left, right = (us, v.T.expand(rows, -1, -1)) if transposed else (v, us.transpose(1, 2))
             lead = x.shape[:-1] if self.parted else (rows, *x.shape[1:-1])
             x = self._rows(x).reshape(rows, -1, x.shape[-1])  # experts see the rows end to end
             y = F.linear(x, matrix.T if transposed else matrix, plain)
@@ -289,7 +295,7 @@ class _Fork:
         """For each point, a module's active tensors there."""
         if self.mirrored and all(member.basis.pairs for member in members):
             direction, scale = self.points[0]
-            pairs = [m.basis.mirrored(m.param, direction.key, scale) for m in members]
+            pairs = [m.basis.mirrored(m.param, direction.key, scale) for m in beside(members, _nbytes(members))]
             yield [plus for plus, _ in pairs]
             yield [minus for _, minus in pairs]
             return
@@ -323,6 +329,10 @@ class _Fork:
         if isinstance(value, dict):
             return {name: self._mine(one, r) for name, one in value.items()}
         return value
+
+
+def _nbytes(members: Sequence[Member]) -> int:
+    return sum(member.param.nbytes for member in members)
 
 
 def _low_rank(members: Sequence[Member]) -> bool:

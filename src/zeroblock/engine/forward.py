@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,11 @@ from ..direction import Point
 from ..errors import ZeroBlockWarning
 from ..exclusive import exclusive
 from ..run.graph import Graphs
+from ..step import Call, Tape
 from .attention import attending, configs
+from .cut import Cuts, cutting, first, given, named
 from .fork import Anatomy, ForkError, forking
+from .fuse import Fusions
 from .pack import Padded, Row
 
 MAX_LOGITS = 1 << 26
@@ -46,6 +49,10 @@ class Forward:
         """Tokens of an example up to which packed rows are right: a model may apply its window in the mask alone."""
         self.graphs: Graphs | None = None
         """Captured steps, where steps are submitted to a GPU."""
+        self.cuts: Cuts | None = None
+        """Where the pass is cut when it is captured; None where it cannot be cut."""
+        self.fusions = Fusions()
+        """Forwards of the model's modules that one kernel computes."""
         self._watched: set[tuple[tuple[int, type], ...]] = set()
         """Blocks whose weights were seen to be read only where a point's copies are shown."""
 
@@ -61,13 +68,20 @@ class Forward:
             f"{type(self.model).__name__} is measured one point after another: {reason}", ZeroBlockWarning, stacklevel=7
         )
 
-    def totals(self, row: Row | Padded, points: Sequence[Point] = (), windows: set[int] | None = None) -> Tensor:
+    def totals(
+        self,
+        row: Row | Padded,
+        points: Sequence[Point] = (),
+        windows: set[int] | None = None,
+        tape: Tape | None = None,
+    ) -> Tensor:
         """Log-probabilities of a row's options.
 
         Args:
             row: R options of some examples, on the device.
             points: where to evaluate; at the weights as they are by default.
             windows: collects the lengths of the attention windows that layers ask for.
+            tape: follows the pass and skips its layers; the model must have ``cuts``.
 
         Returns:
             (points or 1, options) in fp32.
@@ -78,22 +92,57 @@ class Forward:
                     raise ForkError(f"an example is longer than the {self.max_length:,} tokens it looks back over")
                 logits = self.model(input_ids=row.tokens, attention_mask=row.mask, use_cache=False).logits
                 return _totals(logits.flatten(0, 1)[None], row)
-            fork: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
             block = tuple((id(m.param), type(m.basis)) for m in points[0].direction.members) if points else ()
-            if points:
-                fork = forking(self.anatomy, points, len(row.tokens), watch=block not in self._watched)
             mask = None if self.told else _additive(row, self.dtype)
-            with fork, attending(self.configs, row, windows) if self.told else contextlib.nullcontext():
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self.fusions.running())  # first: a fork wraps the forwards that it finds
+                fork = None
+                if points:  # a pass in pieces reads layers only where ``cuts`` has seen it do so
+                    watch = tape is None and block not in self._watched
+                    fork = stack.enter_context(forking(self.anatomy, points, len(row.tokens), watch))
+                if tape is not None:
+                    assert self.cuts is not None
+                    stack.enter_context(cutting(self.cuts, tape, fork))
+                if self.told:
+                    stack.enter_context(attending(self.configs, row, windows))
                 logits = self.model(
                     input_ids=row.tokens[None], position_ids=row.positions[None], attention_mask=mask,
                     logits_to_keep=row.keep, use_cache=False,
                 ).logits  # fmt: skip
-            self._watched.add(block)
+            if tape is None:
+                self._watched.add(block)
         if points and len(logits) != len(points):
             if len(logits) != 1:
                 raise ForkError(f"it returns {len(logits)} rows for {len(points)} points")
-            logits = logits.expand(len(points), -1, -1)  # no weight of the block was read
+            logits = logits.expand(len(points), -1, -1)
+            self._unread(points[0].direction.members[0].name)
         return _totals(logits, row)
+
+    def _unread(self, name: str) -> None:
+        warnings.warn(
+            f"{type(self.model).__name__} reads no weight of the block of {name!r}, whose turns change nothing: freeze "
+            "what it does not use with requires_grad_(False) before building the optimizer",
+            ZeroBlockWarning,
+            stacklevel=6,
+        )
+
+    @contextlib.contextmanager
+    def layers(self, row: Row) -> Iterator[None]:
+        """A context in which layers may be run one by one on a row."""
+        with exclusive(self.model), self.fusions.running(), contextlib.ExitStack() as stack:
+            if self.told:
+                stack.enter_context(attending(self.configs, row))
+            yield
+
+    def layer(self, i: int, hidden: Tensor, call: Call, points: Sequence[Point], parted: bool) -> Tensor:
+        """Run one layer; see :class:`step.Staging`."""
+        assert self.cuts is not None
+        layer = self.cuts.layers[i]
+        if not points:
+            return first(layer(*given(call.args, hidden), **named(call.kwargs, hidden)))
+        with forking(self.anatomy, points, hidden.shape[1]) as fork:
+            fork.parted = parted
+            return first(layer(*given(call.args, hidden), **named(call.kwargs, hidden)))
 
 
 def _totals(logits: Tensor, row: Row | Padded) -> Tensor:

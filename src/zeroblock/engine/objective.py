@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..direction import Point
+from ..direction import Member, Point
 from ..exclusive import BusyError, exclusive
-from ..step import Objective, Plan, Staged, evaluation
+from ..step import Call, Objective, Plan, Staged, Tape, evaluation
 from .fork import ForkError, scratch
 from .forward import Forward
 from .pack import Padded, Row
@@ -53,6 +54,10 @@ class BatchObjective(Objective):
         return "examples", float(self.examples)
 
     @property
+    def model(self) -> nn.Module:
+        return self.forward.model
+
+    @property
     def submits(self) -> bool:
         return self.forward.graphs is not None and self.forward.forked
 
@@ -85,16 +90,37 @@ class BatchObjective(Objective):
         flat = row.flat()
         return Staged(
             graphs,
+            (len(row.tokens),),
             (row.shapes, self.over, self.reduction),
             torch.cat([flat, labels]),
             functools.partial(self._bound, row, len(flat)),
+            1 if self.forward.cuts is None else self.forward.cuts.pieces,
+            self._active,
             functools.partial(self._reserved, len(row.tokens), len(row.keep)),
             self.forward.device,
         )
 
-    def _bound(self, row: Row, size: int, batch: Tensor) -> Callable[[Sequence[Point]], Tensor]:
-        """The function that measures a batch in a buffer on the device: the row's fields, then the labels."""
-        return replace(self, rows=[(row.view(batch[:size]), batch[size:])]).losses
+    def _bound(self, row: Row, size: int, batch: Tensor) -> BatchObjective:
+        """This objective on a batch in a buffer on the device: the row's fields, then the labels."""
+        return replace(self, rows=[(row.view(batch[:size]), batch[size:])])
+
+    def layers(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which layers may be run one by one on this objective's only row."""
+        row = self._placed[0][0]
+        assert isinstance(row, Row)
+        return self.forward.layers(row)
+
+    def layer(self, i: int, hidden: Tensor, call: Call, points: Sequence[Point], parted: bool) -> Tensor:
+        """See :class:`step.Staging`."""
+        return self.forward.layer(i, hidden, call, points, parted)
+
+    def _active(self, plan: Plan) -> dict[int, list[Member]]:
+        """The tensors of a plan's block by the piece of the pass that reads them."""
+        assert self.forward.cuts is not None
+        pieces: dict[int, list[Member]] = {}
+        for module, members in self.forward.anatomy.stages(plan.members):
+            pieces.setdefault(self.forward.cuts.piece(module), []).extend(members)
+        return pieces
 
     def _reserved(self, tokens: int, scored: int, plan: Plan) -> int:
         """Bytes of any block's copies, and of what a layer or the head computes beside them."""
@@ -106,11 +132,11 @@ class BatchObjective(Objective):
         logits = len(plan.points) * scored * words * (self.forward.dtype.itemsize + 4)  # as computed, and in fp32
         return scratch(self.forward.anatomy, blocks, plan.points, tokens) + max(beside, logits)
 
-    def losses(self, points: Sequence[Point]) -> Tensor:
+    def losses(self, points: Sequence[Point], tape: Tape | None = None) -> Tensor:
         """(points,) the loss at each point in fp32, or one at the weights as they are."""
         sums, tokens = [], []
         for row, labels in self._placed:
-            totals = self.forward.totals(row, points)
+            totals = self.forward.totals(row, points, tape=tape)
             if self._by_token:
                 sums.append(-totals.sum(-1))
                 tokens.append(row.lengths.sum())

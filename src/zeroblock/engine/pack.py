@@ -14,15 +14,21 @@ contiguous, three numbers per token say so: see :class:`Row`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
     from ..task.encoding import Encoded
+
+MAX_STRANDS, MAX_STRAND_TOKENS = 1 << 12, 1 << 10
+"""Examples whose layout is remembered, and tokens of their context up to which it is: some 170 MB at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +107,7 @@ class Row:
 
 def cost(one: Encoded) -> int:
     """Number of tokens that an example takes in a row."""
-    shared = _shared(one.options)
-    return len(one.context) + shared + sum(len(option) - 1 - shared for option in one.options)
+    return _laid(one).places.shape[1]
 
 
 def split(batch: Sequence[Encoded], max_tokens: int | None) -> Iterator[list[int]]:
@@ -128,53 +133,89 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
         multiple: S is rounded up to a multiple of this, by tokens that nothing sees or scores.
         scored: P and N are rounded up to a multiple of this, by entries that no option counts.
     """
-    columns: dict[str, list[int]] = {f.name: [] for f in dataclasses.fields(Row) if f.name not in ("spans", "slots")}
-    tokens, positions = columns["tokens"], columns["positions"]
-    start, trunk, branch = columns["start"], columns["trunk"], columns["branch"]
-    slots: list[list[int]] = []
-    kept: dict[int, int] = {}
-
-    for one in batch:
-        shared = _shared(one.options)
-        stem = one.context + one.options[0][:shared]
-        first = len(tokens)
-        end = first + len(stem)
-        tokens += stem
-        positions += range(len(stem))
-        start += [first] * len(stem)
-        trunk += [first] * len(stem)
-        branch += [first] * len(stem)
-        slots.append([])
-        for option, marks in zip(one.options, one.marks, strict=True):
-            here = len(tokens)
-            rest = option[shared:-1]
-            tokens += rest
-            positions += range(len(stem), len(stem) + len(rest))
-            start += [first] * len(rest)
-            trunk += [end] * len(rest)
-            branch += [here] * len(rest)
-            places = itertools.chain(range(end - shared - 1, end), range(here, here + len(rest)))
-            number = len(columns["lengths"])
-            for place, token, counts in zip(places, option, marks, strict=True):
-                if counts:
-                    columns["source"].append(kept.setdefault(place, len(kept)))
-                    columns["target"].append(token)
-            columns["lengths"].append(sum(marks))
-            slots[-1].append(number)
-    for place in range(len(tokens), -(-len(tokens) // multiple) * multiple):
-        tokens.append(0)
-        positions.append(0)
-        for column in (start, trunk, branch):
-            column.append(place)
-    columns["keep"] = list(kept) + [0] * (-len(kept) % scored)
-    spans = _spans(columns["lengths"], len(columns["target"]) + -len(columns["target"]) % scored)
-    for name in ("source", "target"):
-        columns[name] += [0] * (-len(columns[name]) % scored)
+    strands = list(map(_laid, batch))
+    sizes = [strand.places.shape[1] for strand in strands]
+    lengths = [length for strand in strands for length in strand.lengths]
+    length, counted = sum(sizes), sum(lengths)
+    places = np.zeros((5, -(-length // multiple) * multiple), np.int64)
+    np.concatenate([strand.places for strand in strands], 1, out=places[:, :length])
+    firsts = list(itertools.accumulate(sizes, initial=0))[:-1]
+    places[2:, :length] += np.repeat(firsts, sizes)
+    places[2:, length:] = np.arange(length, places.shape[1])
+    kept = [len(strand.keep) for strand in strands]
+    keep = np.zeros(sum(kept) + -sum(kept) % scored, np.int64)
+    np.concatenate([strand.keep for strand in strands], out=keep[: sum(kept)])
+    keep[: sum(kept)] += np.repeat(firsts, kept)
+    targets = np.zeros((2, counted + -counted % scored), np.int64)
+    np.concatenate([strand.targets for strand in strands], 1, out=targets[:, :counted])
+    before = list(itertools.accumulate(kept, initial=0))[:-1]
+    targets[0, :counted] += np.repeat(before, [strand.targets.shape[1] for strand in strands])
+    numbers = itertools.count()
+    slots = [[next(numbers) for _ in strand.lengths] for strand in strands]
+    tokens, positions, start, trunk, branch = torch.from_numpy(places)
+    source, target = torch.from_numpy(targets)
     return Row(
-        **{name: torch.tensor(column) for name, column in columns.items()},
-        spans=torch.tensor(spans),
-        slots=torch.tensor(_filled(slots, len(columns["lengths"]))),
+        tokens,
+        positions,
+        start,
+        trunk,
+        branch,
+        torch.from_numpy(keep),
+        source,
+        target,
+        spans=torch.tensor(_spans(lengths, targets.shape[1])),
+        lengths=torch.tensor(lengths),
+        slots=torch.tensor(_filled(slots, len(lengths))),
     )
+
+
+class _Strand(NamedTuple):
+    """One example of a row, as if the row began with it.
+
+    Args:
+        lengths: number of scored tokens of each option.
+        places: (5, n) tokens, positions, start, trunk and branch, as in :class:`Row`.
+        keep: (p,) as in :class:`Row`.
+        targets: (2, scored tokens) source and target, as in :class:`Row`.
+    """
+
+    lengths: tuple[int, ...]
+    places: NDArray[np.int64]
+    keep: NDArray[np.int64]
+    targets: NDArray[np.int64]
+
+
+def _laid(one: Encoded) -> _Strand:
+    """An example's layout, remembered unless it is long."""
+    lay = _strand if len(one.context) <= MAX_STRAND_TOKENS else _strand.__wrapped__
+    return lay(one.context, one.options, one.scored)
+
+
+@functools.lru_cache(maxsize=MAX_STRANDS)
+def _strand(
+    context: tuple[int, ...], options: tuple[tuple[int, ...], ...], scored: tuple[tuple[bool, ...], ...] | None
+) -> _Strand:
+    """Lay out an example; a run meets it again in every epoch."""
+    shared = _shared(options)
+    tokens = [*context, *options[0][:shared]]
+    end = len(tokens)
+    positions, trunk, branch = list(range(end)), [0] * end, [0] * end
+    kept: dict[int, int] = {}
+    source, target, lengths = [], [], []
+    for k, option in enumerate(options):
+        here, rest = len(tokens), option[shared:-1]
+        tokens += rest
+        positions += range(end, end + len(rest))
+        trunk += [end] * len(rest)
+        branch += [here] * len(rest)
+        places = itertools.chain(range(end - shared - 1, end), range(here, here + len(rest)))
+        counts = itertools.repeat(True) if scored is None else scored[k]
+        chosen = [(place, token) for place, token, count in zip(places, option, counts, strict=False) if count]
+        source += [kept.setdefault(place, len(kept)) for place, _ in chosen]
+        target += [token for _, token in chosen]
+        lengths.append(len(chosen))
+    arrays = ((tokens, positions, [0] * len(tokens), trunk, branch), list(kept), (source, target))
+    return _Strand(tuple(lengths), *(np.array(array, np.int64) for array in arrays))
 
 
 def _spans(lengths: Sequence[int], none: int) -> list[list[int]]:

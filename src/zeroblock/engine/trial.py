@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-import os
 
 import torch
 
 from .. import family
 from ..errors import ZeroBlockError
 from ..exclusive import BusyError, exclusive
+from ..ops.shared.dispatch import tf32_allowed
 from ..step import evaluation
 from ..task.encoding import Encoded
 from ..weights import compiled
+from .cut import CutError, Cuts, find
 from .forward import Forward
 from .objective import one_line
 from .pack import pack, pad
@@ -75,12 +77,22 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
     return True
 
 
+@torch.no_grad()
+def cuts(forward: Forward, multiples: tuple[int, int]) -> Cuts | None:
+    """Where a model that can be packed can be cut; None where it cannot be, so that its pass is captured whole."""
+    row = pack(_specimens(forward), *multiples).to(forward.device)
+    with exclusive(forward.model), evaluation(forward.model):
+        try:
+            return find(forward.model, functools.partial(forward.totals, row))
+        except CutError:
+            return None
+
+
 def tolerance(forward: Forward) -> float:
     """The difference per token that passes: products may have the precision of fp32, or of 16 bits, as TF32 has."""
     if forward.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(forward.device.type):
         return ROUGH
-    tf32 = torch.backends.cuda.matmul.allow_tf32 or os.environ.get("NVIDIA_TF32_OVERRIDE") == "1"
-    return ROUGH if tf32 and forward.device.type == "cuda" else PRECISE
+    return ROUGH if tf32_allowed() and forward.device.type == "cuda" else PRECISE
 
 
 def _specimens(forward: Forward) -> list[Encoded]:

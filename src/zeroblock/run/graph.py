@@ -1,77 +1,80 @@
-"""A step on the device as a CUDA graph: one launch instead of some six hundred for a 13B model.
+"""A step on the device as CUDA graphs: some forty launches instead of six hundred for a 13B model.
 
-Where launching takes longer than running (short rows), the step of one block and one row
-length is captured once.  Its kernels read tokens, step number and learning rate from a
-buffer that one copy fills before every replay.
+Where launching takes longer than running (short rows), the pieces of a step are captured: the
+layers one by one, as they run before the active block, as it, and after it.  A step strings the
+pieces of its block together.  So captures grow with the layers times the lengths of rows,
+not with their square.  Kernels read tokens, step number and learning rate from a
+buffer that one copy fills before every step.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import warnings
 from collections import OrderedDict
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import ZeroBlockWarning
 from ..step import Numbers, Plan, Staged, evaluation
+from .tape import Ends, FinishedError, Frame, Opening, Piece, Recorder, layer_piece
 
 MAX_CAPTURED_WORK = 1e13
 """Tokens × weights from which a row keeps the device busy without a graph: some 800 tokens at 13B."""
 MAX_GRAPH_BYTES = 1 << 30
 """Bytes of device memory that the graphs themselves may hold."""
-MAX_GRAPHS = 2048
+MAX_GRAPHS = 8192
 """Graphs at a time; drivers give small ones memory that does not show."""
 CUBLAS_BYTES = 1 << 25
 """Bytes that cuBLAS keeps on a stream of a recent GPU."""
+CONTROLS = 4
+"""Numbers before the batch in the buffer of inputs."""
+MIN_INPUTS = 1 << 16
+"""Length of the buffer of inputs: rows of some ten thousand tokens."""
+WARM = 4
+"""Fields of a piece's key that say which kernels it launches, whatever the shape of the row."""
+TOLERANCE = 1e-3
+"""By how much, relative to it, the losses of the first captured step may differ from those of a plain pass."""
 
 
 class _Inputs(NamedTuple):
-    """The numbers that a captured step reads, as views of one int64 buffer: on the host to fill it, on the device to
-    read it."""
+    """The numbers that captured kernels read, as views of one int64 buffer on the device."""
 
     flat: Tensor
-    batch: Tensor
-    """(n,) int64: the objective's batch."""
     clock: Tensor
     """(2,) int64: the step, and the first step of its turn."""
     live: Tensor
     """(1,) int64: zero in a trial run, which moves nothing."""
     lr: Tensor
     """(1,) fp64."""
+    batch: Tensor
+    """(n,) int64: the objective's batch."""
 
     @classmethod
     def over(cls, flat: Tensor) -> _Inputs:
-        batch, clock, live, lr = flat.split([len(flat) - 4, 2, 1, 1])
-        return cls(flat, batch, clock, live, lr.view(torch.float64))
+        clock, live, lr, batch = flat.split([2, 1, 1, len(flat) - CONTROLS])
+        return cls(flat, clock, live, lr.view(torch.float64), batch)
 
-    @classmethod
-    def of(cls, plan: Plan, batch: Tensor) -> _Inputs:
-        """Filled on the host, pinned."""
-        inputs = cls.over(torch.empty(len(batch) + 4, dtype=torch.int64, pin_memory=True))
-        inputs.batch.copy_(batch)
-        inputs.clock.copy_(torch.tensor([plan.turn.step, plan.turn.number * plan.weights.interval]))
-        inputs.live.fill_(1)
-        inputs.lr.fill_(plan.lr)
-        return inputs
-
-
-class _Captured(NamedTuple):
-    """A graph with the memory it computes in, reads and writes; ``bytes`` are those of the graph itself."""
-
-    pool: torch.cuda.MemPool  # first, because a tuple releases its last member first: a pool outlives its graphs
-    graph: torch.cuda.CUDAGraph
-    inputs: _Inputs
-    numbers: Numbers
-    bytes: int
+    @staticmethod
+    def filled(plan: Plan, batch: Tensor, live: bool) -> Tensor:
+        """The numbers of a step in such a buffer on the host, pinned."""
+        flat = torch.empty(len(batch) + CONTROLS, dtype=torch.int64, pin_memory=True)
+        whole = flat.numpy()  # single numbers are set ten times as fast as in a tensor
+        whole[:3] = plan.turn.step, plan.turn.number * plan.weights.interval, live
+        whole[3:4].view(np.float64)[0] = plan.lr
+        whole[CONTROLS:] = batch.numpy()
+        return flat
 
 
 class Graphs:
-    """The captured steps of one optimizer at a time, least recently used first.
+    """The captured steps of one optimizer at a time.
 
     Args:
-        limit: bytes that the graphs themselves may hold; beyond it the least recently used is dropped.
+        limit: bytes that the graphs themselves may hold; beyond it those of the least recently used shape are dropped.
         most: how many there may be.
     """
 
@@ -80,12 +83,18 @@ class Graphs:
         self.shared = 0
         """Bytes of the memory that all graphs compute in, one at a time; it stays when a graph is dropped."""
         self.captures = 0
-        """How many steps were captured so far."""
+        """How many graphs were captured so far."""
         self.reason = ""
         """Why steps are not captured; empty where they are."""
-        self._steps: OrderedDict[tuple[object, ...], _Captured] = OrderedDict()
+        self.whole = False
+        """Whether passes are captured in one piece although they could be cut: their pieces gave other losses."""
+        self._pool: torch.cuda.MemPool | None = None  # before the graphs, which it outlives
+        self._frames: OrderedDict[tuple[object, ...], Frame] = OrderedDict()
+        self._updates: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
+        self._numbers: dict[object, Numbers] = {}
         self._warm: set[tuple[object, ...]] = set()
-        self._pool: torch.cuda.MemPool | None = None
+        self._checked = False
+        self._inputs: _Inputs | None = None
         self._stream: torch.cuda.Stream | None = None
         self._owner: object = None
 
@@ -101,13 +110,13 @@ class Graphs:
 
     @property
     def _own(self) -> int:
-        return sum(captured.bytes for captured in self._steps.values())
+        return sum(frame.bytes for frame in self._frames.values())
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return sum(len(frame.graphs) for frame in self._frames.values()) + len(self._updates)
 
     def run(self, plan: Plan, staged: Staged) -> Numbers | None:
-        """Replay the step of a plan's block on an objective of this shape, captured first if need be.
+        """Take the step of a plan's block on an objective of this shape; pieces that are missing are captured first.
 
         Returns:
             The numbers, on the device; None, and nothing moved, where the step cannot be captured.
@@ -115,60 +124,62 @@ class Graphs:
         if self.reason:
             return None
         with torch.cuda.device(staged.device):
-            if plan.weights is not self._owner:
-                torch.cuda.synchronize()  # no graph is dropped while it runs
-                self._steps.clear()
-                self._pool, self.shared = None, 0
-                self._owner = plan.weights
+            if plan.weights is not self._owner or self._inputs is None or len(self._inputs.batch) < len(staged.batch):
+                self._start(plan, staged)
+            assert self._inputs is not None
             plan.prepare()  # before the key, which the state's addresses are part of
-            inputs = _Inputs.of(plan, staged.batch)
             cast_to = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-            kernels = (cast_to, *plan.memory)
-            key = (*kernels, *staged.shape)
-            captured = self._steps.get(key)
-            if captured is None:
-                captured = self._capture(plan, staged, inputs, kernels)
-                if captured is None:
+            frame = self._frame((cast_to, *staged.row), staged)
+            key = (*plan.memory, *staged.shape)
+            string = frame.strings.get(key)
+            if string is None:
+                string = self._captured(plan, staged, frame)
+                if string is None:
                     return None
-                self._keep(key, captured)
-            else:
-                self._steps.move_to_end(key)
-            told = torch.empty_like(captured.numbers.flat)  # before the step, which is taken whole or not at all
-            captured.inputs.flat.copy_(inputs.flat, non_blocking=True)
-            captured.graph.replay()
-            return captured.numbers.like(told.copy_(captured.numbers.flat))
+                frame.strings[key] = string
+            numbers = self._numbers[plan.estimator]
+            told = torch.empty_like(numbers.flat)  # before the step, which is taken whole or not at all
+            self._fill(plan, staged, live=True)
+            for graph in string:
+                graph.replay()
+            return numbers.like(told.copy_(numbers.flat))
 
-    def _capture(self, plan: Plan, staged: Staged, host: _Inputs, kernels: tuple[object, ...]) -> _Captured | None:
+    def _start(self, plan: Plan, staged: Staged) -> None:
+        """Begin anew, with another optimizer or a longer buffer of inputs."""
+        torch.cuda.synchronize()  # no graph is dropped while it runs
+        self._frames.clear()
+        self._updates.clear()
+        self._numbers.clear()
+        self._warm.clear()
+        self._pool, self.shared, self._checked, self._owner = None, 0, False, plan.weights
+        size = max(MIN_INPUTS, 2 * len(staged.batch) + CONTROLS)
+        self._inputs = _Inputs.over(torch.zeros(size, dtype=torch.int64, device=staged.device))
+
+    def _frame(self, key: tuple[object, ...], staged: Staged) -> Frame:
+        frame = self._frames.get(key)
+        if frame is None:
+            frame = self._frames[key] = Frame(staged.device)
+        self._frames.move_to_end(key)
+        return frame
+
+    def _fill(self, plan: Plan, staged: Staged, live: bool) -> None:
+        assert self._inputs is not None
+        filled = _Inputs.filled(plan, staged.batch, live)
+        self._inputs.flat[: len(filled)].copy_(filled, non_blocking=True)
+
+    def _captured(self, plan: Plan, staged: Staged, frame: Frame) -> list[torch.cuda.CUDAGraph] | None:
+        """The graphs of a step, in order; None where they cannot be captured."""
         device = staged.device
-        inputs = _Inputs.over(host.flat.to(device))
-        inputs.live.zero_()  # the trial run before the capture moves nothing
-        losses, plan = staged.bind(inputs.batch), plan.clocked(inputs.clock)
-        points, probes = plan.points, plan.estimator.probes
-        numbers = Numbers(torch.empty(1 + len(points) + probes, dtype=torch.float64, device=device), len(points))
-
-        def step() -> None:
-            shaped = plan.shape(plan.gather(losses(points)))
-            numbers.flat.copy_(shaped.flat)
-            plan.update_on_device(shaped.coeffs, inputs.lr, inputs.live)
-
         if self._stream is None:  # one for all: memory of the pool is only reused on the stream that freed it
             self._stream = torch.cuda.Stream(device)
-        stream, graph, before = self._stream, torch.cuda.CUDAGraph(), torch.cuda.memory_reserved(device)
-        stream.wait_stream(torch.cuda.current_stream())
+        before, free = torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)[0]
+        count = len(self)
+        self._stream.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.cuda.stream(stream), torch.no_grad(), evaluation(plan.weights.model):
+            with torch.cuda.stream(self._stream), torch.no_grad(), evaluation(plan.weights.model):
+                self._fill(plan, staged, live=False)  # trial runs move nothing
                 pool = self._pool or self._reserve(staged.reserve(plan), device)
-                if kernels not in self._warm:  # kernels are compiled and libraries set up outside the capture
-                    with torch.cuda.use_mem_pool(pool, device):
-                        step()
-                    self._warm.add(kernels)
-                stream.synchronize()
-                free, reserved = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
-                graph.capture_begin(pool=cast(Any, pool.id), capture_error_mode="thread_local")
-                try:
-                    step()
-                finally:
-                    graph.capture_end()
+                string = _Capture(self, plan, staged, frame, pool).string()
         except Exception as error:  # models of any family may do something that cannot be captured
             self.reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             warnings.warn(
@@ -178,12 +189,14 @@ class Graphs:
                 stacklevel=5,
             )
             return None
-        torch.cuda.current_stream().wait_stream(stream)
-        self.captures += 1
+        finally:
+            torch.cuda.current_stream().wait_stream(self._stream)
         after = torch.cuda.memory_reserved(device)
+        self.captures += len(self) - count
         self.shared += after - before
-        own = free - torch.cuda.mem_get_info(device)[0] - (after - reserved)
-        return _Captured(pool, graph, inputs, numbers, max(0, own))
+        frame.bytes += max(0, free - torch.cuda.mem_get_info(device)[0] - (after - before))
+        self._make_room()
+        return string
 
     def _reserve(self, scratch: int, device: torch.device) -> torch.cuda.MemPool:
         """A pool that begins as one piece, large enough for any block.
@@ -195,8 +208,136 @@ class Graphs:
             torch.empty(scratch + CUBLAS_BYTES, dtype=torch.uint8, device=device)
         return self._pool
 
-    def _keep(self, key: tuple[object, ...], captured: _Captured) -> None:
-        self._steps[key] = captured
-        while len(self._steps) > 1 and (self._own > self.limit or len(self._steps) > self.most):
+    def _make_room(self) -> None:
+        while len(self._frames) > 1 and (self._own > self.limit or len(self) > self.most):
             torch.cuda.synchronize()
-            self._steps.popitem(last=False)
+            self._frames.popitem(last=False)
+
+
+class _Capture:
+    """One step while its missing graphs are captured."""
+
+    def __init__(self, graphs: Graphs, plan: Plan, staged: Staged, frame: Frame, pool: torch.cuda.MemPool) -> None:
+        assert graphs._inputs is not None
+        self.graphs, self.frame, self.staged, self.inputs = graphs, frame, staged, graphs._inputs
+        self.recorder = Recorder(frame, pool)
+        self.objective = staged.bind(self.inputs.batch[: len(staged.batch)])
+        self.memory, self.plan = plan.memory, plan.clocked(self.inputs.clock)
+        points, probes = len(plan.points), plan.estimator.probes
+        flat = torch.empty(1 + points + probes, dtype=torch.float64, device=staged.device)
+        self.numbers = graphs._numbers.setdefault(plan.estimator, Numbers(flat, points))
+
+    def string(self) -> list[torch.cuda.CUDAGraph]:
+        """Capture what is missing; the graphs of the step, in order."""
+        with self.recorder.saved():
+            return [*self._measuring(), self._update()]
+
+    def _measuring(self) -> list[torch.cuda.CUDAGraph]:
+        graphs, frame = self.graphs, self.frame
+        pieces = self._pieces(1 if graphs.whole else self.staged.pieces)
+        outside = {(), *(piece.key[:WARM] for piece in (pieces[0], pieces[-1]) if piece.active)}
+        eager = None
+        if not outside <= graphs._warm:  # kernels are compiled and libraries set up outside the capture
+            with self.recorder.tried():
+                eager = self._numbers_of(self.objective.losses(self.plan.points))
+            graphs._warm |= outside
+        if len(pieces) == 1:
+            self._whole(pieces[0])
+            return [frame.graphs[pieces[0].key]]
+        opening = self._opening()
+        self._ends(pieces[0], pieces[-1])
+        self._layers(pieces)
+        string = [opening, *(frame.graphs[piece.key] for k, piece in enumerate(pieces) if k or piece.active)]
+        if eager is not None and not graphs._checked:
+            for graph in string:
+                graph.replay()
+            graphs._checked = True
+            if not bool(((self.numbers.losses - eager.losses).abs() <= TOLERANCE * (1 + eager.losses.abs())).all()):
+                graphs.whole = True
+                frame.graphs.clear()
+                return self._measuring()
+        return string
+
+    def _pieces(self, count: int) -> list[Piece]:
+        """What the pieces of this step's pass depend on."""
+        plan, rows = self.plan, len(self.plan.points)
+        active = self.staged.active(plan) if count > 1 else {0: plan.members}
+        pieces, before = [], 1
+        for k in range(count):
+            mine = active.get(k, ())
+            places = tuple((member.param.data_ptr(), *member.basis.memory()) for member in mine)
+            after = rows if mine else before
+            key: tuple[object, ...] = (k, before, plan.estimator if mine else None, places)
+            assert len(key) == WARM
+            if k == count - 1:  # the loss depends on what is scored, and on how many points there are
+                key = (*key, plan.estimator, *self.staged.shape)
+            pieces.append(Piece(key, bool(mine), before, after))
+            before = after
+        return pieces
+
+    def _whole(self, piece: Piece) -> None:
+        """Capture a pass that cannot be cut."""
+        if piece.key not in self.frame.graphs:
+            with self.recorder.recorded(piece.key):
+                self._tell(self.objective.losses(self.plan.points))
+
+    def _opening(self) -> torch.cuda.CUDAGraph:
+        """The first piece at the weights as they are, which also computes what all layers of a row are given."""
+        frame, key = self.frame, (0, 1, None, ())
+        if key not in frame.graphs:
+            tape = Opening(self.recorder)
+            with self.recorder.tried(), contextlib.suppress(FinishedError):
+                self.objective.losses((), tape)
+            frame.carry(1)
+            self.recorder.begin(key)
+            with contextlib.suppress(FinishedError):
+                self.objective.losses((), tape)
+        return frame.graphs[key]
+
+    def _ends(self, first: Piece, last: Piece) -> None:
+        """Capture what comes before and after the layers; the loss, too."""
+        known = self.frame.graphs
+        begins, ends = (
+            first if first.active and first.key not in known else None,
+            last if last.key not in known else None,
+        )
+        if begins is None and ends is None:
+            return
+        self.frame.carry(last.before)
+        self.frame.carry(first.after)
+        tape = Ends(self.recorder, begins, ends, parted=last.before > 1)
+        with tape.unwanted, contextlib.suppress(FinishedError):
+            self._tell(self.objective.losses(self.plan.points, tape))
+            self.recorder.end()
+
+    def _layers(self, pieces: list[Piece]) -> None:
+        """Capture layers as they run before the active block, as it, or after it."""
+        missing = [k for k, piece in enumerate(pieces[:-1]) if k and piece.key not in self.frame.graphs]
+        if not missing:
+            return
+        with self.objective.layers():
+            for k in missing:
+                piece, call = pieces[k], self.frame.calls[k - 1]
+                points = self.plan.points if piece.active else ()
+                run = functools.partial(self.objective.layer, k - 1, call=call, points=points, parted=piece.before > 1)
+                layer_piece(self.recorder, piece, run, warm=piece.key in self.graphs._warm)
+                self.graphs._warm.add(piece.key)
+
+    def _tell(self, losses: Tensor) -> None:
+        self.numbers.flat.copy_(self._numbers_of(losses).flat)
+
+    def _numbers_of(self, losses: Tensor) -> Numbers:
+        return self.plan.shape(self.plan.gather(losses))
+
+    def _update(self) -> torch.cuda.CUDAGraph:
+        graph = self.graphs._updates.get(self.memory)
+        if graph is None:
+            with self.recorder.tried():
+                self._move()
+            with self.recorder.recorded(self.memory):
+                self._move()
+            graph = self.graphs._updates[self.memory] = self.frame.graphs.pop(self.memory)
+        return graph
+
+    def _move(self) -> None:
+        self.plan.update_on_device(self.numbers.coeffs, self.inputs.lr, self.inputs.live)

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..shared.dispatch import tf32_allowed
 from . import Packed
 
 
@@ -91,6 +92,7 @@ def packed(
     rows, heads, length, _ = query.shape
     out = torch.empty(rows, length, heads, size, dtype=query.dtype, device=query.device)
     single = query.dtype == torch.float32
+    exact = single and not tf32_allowed()
     m, n = (32, 32) if single else (64, 64)
     with torch.cuda.device_of(query):
         _packed[(triton.cdiv(length, m), rows * heads)](
@@ -98,6 +100,6 @@ def packed(
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
             length, heads, heads // key.shape[1], scale, softcap or 0.0, window or 0,
             CAP=softcap is not None, WINDOW=window is not None, D=size, WIDE=max(16, triton.next_power_of_2(size)),
-            M=m, N=n, PRECISION="ieee" if single else "tf32", num_warps=4,
+            M=m, N=n, PRECISION="ieee" if exact else "tf32", num_warps=4,
         )  # fmt: skip
     return out[..., :wide].contiguous()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 
@@ -27,6 +28,11 @@ def backend(operation: str, device: str) -> ModuleType:
 def is_triton(module: ModuleType) -> bool:
     """Whether a version reads tensors of coefficients on the device."""
     return module.__name__.endswith("triton")
+
+
+def tf32_allowed() -> bool:
+    """Whether fp32 products on a GPU may have the precision of TF32."""
+    return torch.backends.cuda.matmul.allow_tf32 or os.environ.get("NVIDIA_TF32_OVERRIDE") == "1"
 
 
 def check(param: Tensor) -> None:

@@ -1,0 +1,261 @@
+"""Parts of a layer that one kernel computes: norms, rotary positions, gates, and products that share their input.
+
+A small model spends most of a step launching kernels of a microsecond each.  During a pass without
+gradients the model's own modules get forwards that do the same in one kernel.  Nothing is taken on
+trust: each kind of module is tried on random numbers beside the forward it replaces, and left as
+it is where the two differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..interrupt import uninterrupted
+from ..ops.gate import Act
+from ..ops.norm import Scaling
+from ..ops.shared.dispatch import backend, is_triton, tf32_allowed
+from .fork import restore
+
+ROTARY = "apply_rotary_pos_emb"
+"""The function of transformers' files that rotates queries and keys."""
+GATED = ("gate_proj", "up_proj", "down_proj")
+"""The products of a gated layer."""
+SIBLINGS = ("q_proj", "k_proj", "v_proj")
+"""Products of one input."""
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Differences from the forward that is replaced, relative to the largest number; TF32 has the precision of fp16."""
+
+Forward = Callable[..., Any]
+
+
+@dataclass
+class Fusions:
+    """The forwards of one model that can be replaced.
+
+    Args:
+        forwards: modules with the forward that each gets.
+        rotations: files whose rotary function is replaced, each with its own and the new one.
+    """
+
+    forwards: list[tuple[nn.Module, Forward]] = field(default_factory=list)
+    rotations: list[tuple[ModuleType, Forward, Forward]] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """A context in which the model runs with them; without effect where gradients are on, or under autocast."""
+        if torch.is_grad_enabled() or not (self.forwards or self.rotations) or _autocast():
+            yield
+            return
+        before = [(module, vars(module).get("forward")) for module, _ in self.forwards]
+        with uninterrupted() as shield:
+            try:
+                for module, forward in self.forwards:
+                    vars(module)["forward"] = forward
+                for file, _, rotate in self.rotations:
+                    setattr(file, ROTARY, rotate)
+                with shield.opened():
+                    yield
+            finally:
+                for file, own, _ in self.rotations:
+                    setattr(file, ROTARY, own)
+                for module, forward_before in before:
+                    restore(module, forward_before)
+
+
+@torch.no_grad()
+def find(model: nn.Module, device: str) -> Fusions:
+    """Try which forwards of a model's modules can be replaced.
+
+    Args:
+        model: of any family.
+        device: the type of device whose kernels are used: ``cuda``, or another for plain torch.
+    """
+    ops = _Ops(device)
+    fusions, tried = Fusions(), dict[Hashable, Any]()
+    for module in model.modules():
+        for kind in (_norm, _gate):
+            made = kind(module, ops, tried)
+            if made is not None:
+                fusions.forwards.append((module, made))
+        fusions.forwards += _siblings(module, ops)
+        file = sys.modules.get(type(module).__module__)
+        if file is not None and hasattr(file, ROTARY) and file not in tried:
+            tried[file] = _rotation(file, module, ops)
+            fusions.rotations += tried[file]
+    return fusions
+
+
+class _Ops:
+    """The versions of the operations for a type of device."""
+
+    def __init__(self, device: str) -> None:
+        self.norm, self.rotary, self.gate, self.project = (
+            backend(name, device if device == "cuda" else "reference") for name in ("norm", "rotary", "gate", "project")
+        )
+        self.tf32 = tf32_allowed()
+
+    def joins(self, linear: nn.Linear) -> bool:
+        """Whether products like this one may be computed together; exact fp32 ones stay cuBLAS's."""
+        return linear.weight.dtype != torch.float32 or self.tf32 or not is_triton(self.project)
+
+
+def _autocast() -> bool:
+    return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+
+
+def _norm(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any]) -> Forward | None:
+    """The forward of a root-mean-square norm; None for other modules."""
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    weight = getattr(module, "weight", None)
+    if "RMSNorm" not in type(module).__name__ or not isinstance(weight, Tensor) or not isinstance(eps, float):
+        return None
+    if set(module._parameters) != {"weight"} or weight.dim() != 1 or weight.dtype not in TOLERANCE:
+        return None
+    key = (type(module), weight.shape, weight.dtype, weight.device, eps)
+    if key not in tried:
+        x, own = _random(2, 3, len(weight), like=weight), weight.data
+        try:
+            weight.data = _random(len(weight), like=weight, seed=1)
+            fits = {s: _difference(module.forward(x), ops.norm.rms_norm(x, weight, eps, s)) for s in Scaling}
+        finally:
+            weight.data = own
+        best = min(Scaling, key=lambda scaling: fits[scaling])
+        tried[key] = best if fits[best] <= TOLERANCE[weight.dtype] else None
+    scaling = tried[key]
+    if scaling is None:
+        return None
+
+    def forward(hidden_states: Tensor) -> Tensor:
+        result: Tensor = ops.norm.rms_norm(hidden_states, module.weight, eps, scaling)
+        return result
+
+    return forward
+
+
+def _gate(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any]) -> Forward | None:
+    """The forward of a gated layer; None for other modules."""
+    if set(module._modules) - {"act_fn"} != set(GATED) or module._parameters or not hasattr(module, "act_fn"):
+        return None
+    gate, up, down = (getattr(module, name) for name in GATED)
+    if not all(type(one) is nn.Linear for one in (gate, up, down)) or gate.weight.shape != up.weight.shape:
+        return None
+    if gate.bias is not None or up.bias is not None or gate.weight.dtype not in TOLERANCE:
+        return None
+    joins = ops.joins(gate)
+
+    def make(act: Act) -> Forward:
+        def forward(x: Tensor) -> Tensor:
+            if joins and _plain(gate) and _plain(up):
+                return down(ops.project.project_gated(x, gate.weight, up.weight, act))  # type: ignore[no-any-return]
+            return down(ops.gate.gated(gate(x), up(x), act))  # type: ignore[no-any-return]
+
+        return forward
+
+    key = (
+        type(module),
+        type(module.act_fn),
+        gate.weight.shape,
+        down.weight.shape,
+        gate.weight.dtype,
+        down.bias is None,
+    )
+    if key not in tried:
+        x = _random(1, 3, gate.weight.shape[1], like=gate.weight)
+        expected = module.forward(x)
+        fits = {act: _difference(expected, make(act)(x)) for act in Act}
+        best = min(Act, key=lambda act: fits[act])
+        tried[key] = best if fits[best] <= TOLERANCE[gate.weight.dtype] * (100 if ops.tf32 else 1) else None
+    return None if tried[key] is None else make(tried[key])
+
+
+def _plain(linear: nn.Module) -> bool:
+    """Whether a product is as it was: a forked pass may have replaced its forward."""
+    return "forward" not in vars(linear)
+
+
+def _siblings(module: nn.Module, ops: _Ops) -> list[tuple[nn.Module, Forward]]:
+    """The forwards of products that share their input: the first that is called computes all."""
+    linears = [getattr(module, name, None) for name in SIBLINGS]
+    if not all(type(linear) is nn.Linear for linear in linears):
+        return []
+    found: list[nn.Linear] = linears  # type: ignore[assignment]
+    first = found[0]
+    alike = all(
+        one.in_features == first.in_features
+        and one.weight.dtype == first.weight.dtype
+        and (one.bias is None) == (first.bias is None)
+        for one in found
+    )
+    if not alike or first.weight.dtype not in TOLERANCE or not ops.joins(first):
+        return []
+    shared = _Shared(found, ops.project.project)
+    return [(linear, functools.partial(shared.product, i)) for i, linear in enumerate(found)]
+
+
+class _Shared:
+    """Products of one input, computed when the first of them is asked for; a forked pass may replace some of them."""
+
+    def __init__(self, linears: list[nn.Linear], project: Callable[..., list[Tensor]]) -> None:
+        self.linears, self.project = linears, project
+        self.x: Tensor | None = None
+        self.waiting: dict[int, Tensor] = {}
+
+    def product(self, i: int, x: Tensor) -> Tensor:
+        """x Wᵢᵀ + bᵢ."""
+        if x is self.x and i in self.waiting:
+            out = self.waiting.pop(i)
+        elif all(isinstance(vars(one).get("forward"), functools.partial) for one in self.linears):
+            outs = self.project(x, [one.weight for one in self.linears], [one.bias for one in self.linears])
+            self.x, self.waiting = x, dict(enumerate(outs))
+            out = self.waiting.pop(i)
+        else:
+            return F.linear(x, self.linears[i].weight, self.linears[i].bias)
+        if not self.waiting:
+            self.x = None
+        return out
+
+
+def _rotation(file: ModuleType, module: nn.Module, ops: _Ops) -> list[tuple[ModuleType, Forward, Forward]]:
+    """The rotary function of a file, where it rotates the halves of whole heads."""
+    own: Forward = getattr(file, ROTARY)
+    like = next(module.parameters(), None)
+    if like is None or like.dtype not in TOLERANCE:
+        return []
+    query, key = (_random(2, heads, 5, 8, like=like, seed=heads) for heads in (4, 2))
+    cos, sin = (_random(1, 5, 8, like=like, seed=seed) for seed in (1, 2))
+    try:
+        pairs = zip(own(query, key, cos, sin), ops.rotary.rotate(query, key, cos, sin), strict=True)
+        fits = all(_difference(expected, got) <= TOLERANCE[like.dtype] for expected, got in pairs)
+    except (TypeError, ValueError, RuntimeError):
+        return []
+
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *others: Any, **named: Any) -> Any:
+        known = not (others or named) and not torch.is_grad_enabled() and q.device == like.device
+        if known and q.dim() == 4 and q.dtype == k.dtype == cos.dtype and q.shape[-1] == cos.shape[-1]:
+            return ops.rotary.rotate(q, k, cos, sin)
+        return own(q, k, cos, sin, *others, **named)
+
+    return [(file, own, rotate)] if fits else []
+
+
+def _random(*shape: int, like: Tensor, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(like.device, like.dtype)
+
+
+def _difference(expected: Any, got: Tensor) -> float:
+    """The largest difference, relative to the largest number; infinite where the two cannot be compared."""
+    if not isinstance(expected, Tensor) or expected.shape != got.shape or expected.dtype != got.dtype:
+        return float("inf")
+    scale = float(expected.float().abs().max()) or 1.0
+    return float((expected.float() - got.float()).abs().max()) / scale

@@ -1,0 +1,28 @@
+"""Plain torch, as the models write it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import Scaling
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, scaling: Scaling) -> Tensor:
+    """Normalise the last dimension.
+
+    Args:
+        x: (…, n).
+        weight: (n,).
+        eps: added to the mean of squares.
+        scaling: how the weights come in.
+
+    Returns:
+        (…, n) in the dtype of x.
+    """
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if scaling is Scaling.ROUNDED:
+        return weight * wide.to(x.dtype)
+    factor = weight.float() + 1.0 if scaling is Scaling.SHIFTED else weight.float()
+    return (wide * factor).to(x.dtype)

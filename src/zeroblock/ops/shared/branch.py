@@ -1,0 +1,50 @@
+"""Branches of a CUDA graph: small kernels that do not depend on each other run side by side."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import torch
+
+BRANCHES = 6
+"""Streams that a capture spreads its kernels over."""
+MAX_BYTES = 1 << 26
+"""Bytes of tensors up to which spreading pays; memory of one branch is not reused by another."""
+
+Item = TypeVar("Item")
+
+
+def beside(items: Sequence[Item], nbytes: int) -> Iterator[Item]:
+    """Yield items; while a graph is being captured, the kernels launched for each run beside those of the others.
+
+    >>> list(beside([1, 2, 3], nbytes=12))
+    [1, 2, 3]
+
+    Args:
+        items: the loop's.
+        nbytes: of the tensors that the loop goes over; large ones keep the device busy by themselves.
+    """
+    if len(items) < 2 or nbytes > MAX_BYTES or not torch.cuda.is_available():
+        yield from items
+        return
+    if not torch.cuda.is_current_stream_capturing():
+        yield from items
+        return
+    main = torch.cuda.current_stream()
+    streams = _streams(main.device.index)[: len(items)]
+    for stream in streams:
+        stream.wait_stream(main)
+    try:
+        for k, item in enumerate(items):
+            with torch.cuda.stream(streams[k % len(streams)]):
+                yield item
+    finally:
+        for stream in streams:
+            main.wait_stream(stream)
+
+
+@functools.cache
+def _streams(device: int) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(BRANCHES)]

@@ -1,0 +1,189 @@
+"""A forward pass in pieces: each is captured once per shape of row, whichever block is active elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from ..step import Call
+
+
+class FinishedError(Exception):
+    """The rest of the pass is not wanted."""
+
+
+class Piece(NamedTuple):
+    """What a piece of a pass does.
+
+    Args:
+        key: what its kernels depend on besides the shape of the row.
+        active: whether it reads tensors of the active block.
+        before: rows of its hidden states.
+        after: rows of its result.
+    """
+
+    key: tuple[object, ...]
+    active: bool
+    before: int
+    after: int
+
+
+class Frame:
+    """What the captured pieces of one shape of row share.
+
+    Hidden states pass from piece to piece through one buffer per number of rows, and every layer is
+    given the arguments that the first piece, captured for this frame, computes in their place.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.graphs: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
+        self.strings: dict[tuple[object, ...], list[torch.cuda.CUDAGraph]] = {}
+        """The graphs of a whole step, in order."""
+        self.calls: dict[int, Call] = {}
+        """The arguments of every layer, without its hidden states."""
+        self.hidden: Tensor | None = None
+        """A tensor of the shape and dtype of the hidden states of one row, without memory."""
+        self.bytes = 0
+        """Device memory that the graphs themselves hold."""
+        self._carries: dict[int, Tensor] = {}
+
+    def carry(self, rows: int) -> Tensor:
+        """(rows, S, width) the buffer that hidden states of so many rows pass through."""
+        if rows not in self._carries:
+            assert self.hidden is not None
+            shape = (rows, *self.hidden.shape[1:])
+            self._carries[rows] = torch.zeros(shape, dtype=self.hidden.dtype, device=self.device)
+        return self._carries[rows]
+
+
+class Recorder:
+    """Captures pieces of one frame.
+
+    Args:
+        frame: keeps them.
+        pool: memory that they compute in.
+    """
+
+    def __init__(self, frame: Frame, pool: torch.cuda.MemPool) -> None:
+        self.frame, self.pool = frame, pool
+        self._open: tuple[tuple[object, ...], torch.cuda.CUDAGraph] | None = None
+
+    @property
+    def recording(self) -> bool:
+        """Whether a piece is being captured."""
+        return self._open is not None
+
+    def begin(self, key: tuple[object, ...]) -> None:
+        """Capture from here."""
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=cast(Any, self.pool.id), capture_error_mode="thread_local")
+        self._open = key, graph
+
+    def end(self) -> None:
+        """Capture up to here."""
+        if self._open is not None:
+            (key, graph), self._open = self._open, None
+            graph.capture_end()
+            self.frame.graphs[key] = graph
+
+    @contextlib.contextmanager
+    def recorded(self, key: tuple[object, ...]) -> Iterator[None]:
+        """A context that is captured."""
+        self.begin(key)
+        with self.saved():
+            yield
+            self.end()
+
+    @contextlib.contextmanager
+    def saved(self) -> Iterator[None]:
+        """A context that leaves no capture open, whatever happens in it."""
+        try:
+            yield
+        finally:
+            if self._open is not None:
+                (_, graph), self._open = self._open, None
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+
+    @contextlib.contextmanager
+    def tried(self) -> Iterator[None]:
+        """A context that computes in the pool without being captured."""
+        with torch.cuda.use_mem_pool(self.pool, self.frame.device):
+            yield
+
+
+class Opening:
+    """Follows the first pass of a frame: captures what comes before the layers, and keeps their arguments.
+
+    It goes along twice: the first time it only looks at the hidden states; see :class:`step.Tape`.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.frame = recorder, recorder.frame
+
+    def enter(self, layer: int, hidden: Tensor, call: Call) -> None:
+        if self.frame.hidden is None:
+            self.frame.hidden = torch.empty_like(hidden, device="meta")
+            raise FinishedError
+        if layer == 0:
+            self.frame.carry(1).copy_(hidden)
+            self.recorder.end()
+        self.frame.calls[layer] = call
+
+    def leave(self) -> tuple[Tensor, bool]:
+        raise FinishedError
+
+
+class Ends:
+    """Follows a pass to capture what comes before the layers, with an active embedding, or after them.
+
+    Args:
+        recorder: captures.
+        first: the piece before the layers, if it is to be captured.
+        last: the piece after the layers, if it is to be captured.
+        parted: whether hidden states are rows of several points there.
+    """
+
+    def __init__(self, recorder: Recorder, first: Piece | None, last: Piece | None, parted: bool) -> None:
+        self.recorder, self.first, self.last, self.parted = recorder, first, last, parted
+        self.unwanted = contextlib.ExitStack()
+        """The context in which a first piece that is not to be captured computes: in the pool, too."""
+        if first is not None:
+            recorder.begin(first.key)
+        else:
+            self.unwanted.enter_context(recorder.tried())
+
+    def enter(self, layer: int, hidden: Tensor, call: Call) -> None:
+        self.unwanted.close()
+        if layer == 0 and self.first is not None:
+            self.recorder.frame.carry(self.first.after).copy_(hidden)
+            self.recorder.end()
+        if self.last is None:
+            raise FinishedError
+
+    def leave(self) -> tuple[Tensor, bool]:
+        assert self.last is not None
+        self.recorder.begin(self.last.key)
+        return self.recorder.frame.carry(self.last.before), self.parted
+
+
+def layer_piece(recorder: Recorder, piece: Piece, run: Callable[[Tensor], Tensor], warm: bool) -> None:
+    """Capture a layer.
+
+    Args:
+        recorder: captures.
+        piece: the layer's.
+        run: hidden states before → after.
+        warm: whether its kernels are known to be compiled; otherwise it is run once before.
+    """
+    before, after = recorder.frame.carry(piece.before), recorder.frame.carry(piece.after)
+    if not warm:
+        with recorder.tried():
+            run(before)
+    with recorder.recorded(piece.key):
+        after.copy_(run(before))

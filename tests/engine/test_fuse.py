@@ -1,0 +1,74 @@
+"""Replaced forwards of every family, with plain torch in place of the kernels: the same losses, forked or not."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from decoder import BATCH, CONFIGS, LABELS, decoder
+from torch import nn
+
+import zeroblock as zb
+from zeroblock.engine import Engine
+from zeroblock.engine.fuse import Fusions, find
+
+LLAMAS = ("llama", "llama-tied", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "olmo2", "smollm3")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_losses_are_the_models_own(name: str) -> None:
+    model = decoder(name)
+    plain, fused = Engine(model), Engine(model)
+    fused.fusions = find(model, "cpu")
+    kinds = {type(module).__name__ for module, _ in fused.fusions.forwards}
+    if name in LLAMAS:
+        assert any("RMSNorm" in kind for kind in kinds)
+        assert any("MLP" in kind for kind in kinds)
+        assert "Linear" in kinds
+        assert fused.fusions.rotations
+    for method in ("mezo_bcd", "lozo") if name in ("llama-tied", "gemma3", "opt") else ("mezo_bcd",):
+        optimizer = zb.METHODS[method](model, lr=0.0, eps=1e-2)
+        for _ in optimizer.blocks:
+            points = optimizer.plan().points
+            try:
+                expected = plain.objective(BATCH, LABELS).losses(points)
+            except zb.ZeroBlockError:  # experts that see some of the tokens
+                break
+            torch.testing.assert_close(fused.objective(BATCH, LABELS).losses(points), expected, rtol=1e-5, atol=1e-5)
+            optimizer.step(plain.objective(BATCH, LABELS))
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_forwards_are_put_back_after_an_error() -> None:
+    model = decoder("llama")
+    fusions = find(model, "cpu")
+    file = fusions.rotations[0][0]
+    own = file.apply_rotary_pos_emb
+    with contextlib.suppress(RuntimeError), torch.no_grad(), fusions.running():
+        assert file.apply_rotary_pos_emb is not own
+        raise RuntimeError
+    assert file.apply_rotary_pos_emb is own
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_gradients_run_the_models_own_forwards() -> None:
+    model = decoder("llama")
+    fusions = find(model, "cpu")
+    with fusions.running():
+        assert all("forward" not in vars(module) for module in model.modules())
+
+
+class DoubledRMSNorm(nn.Module):
+    """Looks like a norm of the usual kind and is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(8)), 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x * self.weight
+
+
+def test_a_module_that_computes_something_else_is_left_alone() -> None:
+    assert find(DoubledRMSNorm(), "cpu") == Fusions([], [])
