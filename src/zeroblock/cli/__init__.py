@@ -26,6 +26,7 @@ from . import (
     lab,
     methods,
     replay,
+    report,
     resume,
     schedule,
     sweep,
@@ -63,6 +64,7 @@ app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("resume")(resume.resume)
 app.command("sweep")(sweep.sweep)
+app.command("report")(report.report)
 app.command("replay")(replay.replay)
 app.command("inspect")(inspect.inspect)
 app.command("export")(export.export)

@@ -205,6 +205,7 @@ class Session:
             self.view.measured(measurement)
             numbers = {f"{split}/{evaluation.metric}": evaluation.value, f"{split}/loss": evaluation.loss}
             self.tracker.log(self.steps, numbers)
+        self.folder.draw()
         self.meter.pause()
 
     def _flush(self) -> None:
