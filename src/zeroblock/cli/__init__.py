@@ -20,11 +20,13 @@ from . import (
     bench,
     blocks,
     demo,
+    doctor,
     evaluate,
     export,
     inspect,
     lab,
     methods,
+    plan,
     replay,
     report,
     resume,
@@ -60,6 +62,8 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
+app.command("plan")(plan.plan)
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("resume")(resume.resume)
