@@ -76,13 +76,13 @@ def _devices(problems: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
     except Exception as error:  # a broken installation fails in any way
         problems.append(f"it cannot be imported ({type(error).__name__}: {' '.join(str(error).split())[:200]})")
         return [], notes
-    cpu = torch.device("cpu")
-    devices = [{"name": machine("cpu"), "device": "cpu", "cores": os.cpu_count(), "free_bytes": free_memory(cpu)}]
-    devices[0]["step"] = _trial("cpu", problems)
+    cpu: dict[str, Any] = {"name": machine("cpu"), "device": "cpu", "cores": os.cpu_count()}
+    cpu |= {"free_bytes": free_memory(torch.device("cpu")), "step": _trial("cpu", problems)}
+    devices = [cpu]
     triton = _version("triton") or _version("triton-windows")
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         about = torch.cuda.get_device_properties(index)
-        one = {"name": about.name, "device": f"cuda:{index}", "total_bytes": about.total_memory}
+        one: dict[str, Any] = {"name": about.name, "device": f"cuda:{index}", "total_bytes": about.total_memory}
         one |= {"free_bytes": free_memory(torch.device("cuda", index)), "capability": f"{about.major}.{about.minor}"}
         one |= {"bf16": torch.cuda.is_bf16_supported(including_emulation=False)}
         trouble: list[str] = []

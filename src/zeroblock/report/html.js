@@ -30,11 +30,14 @@ for (const svg of document.querySelectorAll("svg[data-lines]")) {
     });
     const gap = Math.min(...near.map((n) => n.gap));
     const step = near.find((n) => n.gap === gap);
-    const shown = step.line.x[step.k], reach = (chart.x[1] - chart.x[0]) / 40;
-    const rows = near.filter((n) => Math.abs(n.line.x[n.k] - shown) <= reach);
+    const shown = step.line.x[step.k];
+    const rows = near.map((n) => {
+      const at = Math.round(n.line.x[n.k]) === Math.round(shown) ? "" : ` (step ${format(Math.round(n.line.x[n.k]))})`;
+      return `${n.line.label}: ${format(n.line.y[n.k])}${chart.unit}${at}`;
+    });
     cursor.setAttribute("transform", `translate(${left + ((shown - chart.x[0]) / (chart.x[1] - chart.x[0])) * (right - left)} 0)`);
     cursor.setAttribute("visibility", "visible");
-    show(event, "step " + format(Math.round(shown)), rows.map((n) => `${n.line.label}: ${format(n.line.y[n.k])}${chart.unit}`));
+    show(event, "step " + format(Math.round(shown)), rows);
   });
   svg.addEventListener("pointerleave", () => { tip.hidden = true; cursor.setAttribute("visibility", "hidden"); });
 }

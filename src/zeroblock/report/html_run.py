@@ -264,7 +264,7 @@ def _evaluations(source: Source) -> str:
         row = [mark + (" (selected)" if step == chosen and source.config.trains else "")]
         for split in SPLITS:
             point = _at(source, split, step)
-            exact = point and point.get("exact_match")
+            exact = None if point is None else point.get("exact_match")
             more = "" if exact is None else f" (exact match {percent(exact)})"
             row += [
                 "–" if point is None else percent(point["value"]) + more,

@@ -71,7 +71,7 @@ def write_report(folder: Path) -> Path:
 def _read(path: Path) -> list[Row]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows: list[Row] = list(csv.DictReader(file, restval=""))[:MAX_CELLS]
+            rows: list[Row] = [*csv.DictReader(file, restval="")][:MAX_CELLS]
     except OSError as error:
         raise ZeroBlockError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, csv.Error) as error:
@@ -104,10 +104,9 @@ def _header(name: str, runs: Sequence[Row]) -> str:
 
 def _means(rows: list[str], tasks: list[str], cells: Mapping[tuple[str, str], Row]) -> str:
     """Rows are cases, columns are tasks, cells are means over seeds; the best of every column is tinted."""
-    best = {
-        task: max((v for row in rows if (v := _float(cells.get((row, task), {}).get("test", ""))) == v), default=None)
-        for task in tasks
-    }
+    found = {task: [_float(cells.get((row, task), {}).get("test", "")) for row in rows] for task in tasks}
+    best = {task: max((v for v in values if v == v), default=None) for task, values in found.items()}
+    differ = {task: len({v for v in values if v == v}) > 1 for task, values in found.items()}
     lines = []
     for row in rows:
         texts = []
@@ -117,7 +116,7 @@ def _means(rows: list[str], tasks: list[str], cells: Mapping[tuple[str, str], Ro
             shown_mean = percent(mean) + (
                 "" if math.isnan(spread) else f' <span class="soft">± {100 * spread:.1f}</span>'
             )
-            style = ' class="n best"' if len(rows) > 1 and mean == best[task] else ' class="n"'
+            style = ' class="n best"' if differ[task] and mean == best[task] else ' class="n"'
             texts.append(f"<td{style}>{shown_mean}</td>")
         lines.append(f"<tr><td>{plain(row or 'result')}</td>{''.join(texts)}</tr>")
     head = "".join(f'<th class="n">{plain(Path(task).stem)}{_metric(task, cells)}</th>' for task in tasks)
@@ -196,7 +195,9 @@ def _chosen(rows: list[str], tasks: list[str], cells: Mapping[tuple[str, str], R
 
 def _runs(folder: Path, runs: Sequence[Row]) -> str:
     """Every run with its outcome and a link to its own report."""
-    varied = [name for name in (runs[0] if runs else {}) if name not in KNOWN and any(run[name] for run in runs)]
+    varied = [
+        name for name in (runs[0] if runs else {}) if name and name not in KNOWN and any(run[name] for run in runs)
+    ]
     lines = []
     for run in runs:
         name = plain(run["run"], 200)
