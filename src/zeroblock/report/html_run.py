@@ -128,7 +128,7 @@ def _facts(source: Source) -> str:
         facts.append((plain(f"{config.lr:g}"), f"learning rate, {plain(config.lr_schedule)}"))
         facts.append((f"{config.batch_size * config.accumulate}", "examples per step"))
     if summary.get("seconds"):
-        facts.append((span(summary["seconds"]), "in all, evaluations included"))
+        facts.append((span(summary["seconds"]), "time in all"))
     if summary.get("peak_memory"):
         facts.append((size(summary["peak_memory"]), "peak memory"))
     if source.about.get("weights"):
