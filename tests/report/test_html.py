@@ -117,6 +117,18 @@ def test_a_run_that_got_worse_says_so(tmp_path: Path) -> None:
     assert "The model got worse" in html_run.write_report(folder).read_text()
 
 
+def test_the_loss_comes_first_where_the_metric_says_nothing(trained: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "silent"))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    told = {0: 0.875, json.loads((folder / "summary.json").read_text())["selected_step"]: 0.625}
+    changed = [line | {"value": 0.0, "loss": told.get(line["step"], 0.7)} for line in lines]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+    text = html_run.write_report(folder).read_text()
+    assert '<div class="was">0.875</div>' in text
+    assert '<div class="big">0.625</div>' in text
+    assert "The model got worse" not in text
+
+
 @needs_browser
 def test_text_of_files_is_never_markup(browser: Browser, trained: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(trained, tmp_path / "forged"))

@@ -85,25 +85,33 @@ def _result(source: Source) -> str:
     value = summary["test"]["selected"] if now is None else now["value"]
     metric, n = summary["metric"], summary["test"]["n"]
     where = f"at step {chosen:,}, selected by {summary['selected_by']}" if source.config.trains else "without training"
-    parts = []
-    if before is not None:
-        parts.append(
-            f'<div><div class="was">{percent(before["value"])}</div><div class="label">before training</div></div>'
-            '<div class="arrow" aria-hidden="true">→</div>'
-        )
-    parts.append(
-        f'<div><div class="big">{percent(value)}</div>'
-        f'<div class="label">{plain(metric)} on {n:,} test examples, {plain(where)}</div></div>'
+    said = plain(where)
+    scores = [percent(value), f"{plain(metric)} on {n:,} test examples, {said}"]
+    if before is None:
+        return card("Result", f'<div class="hero">{_big(*scores)}</div>')
+    losses = [] if now is None else [before["loss"], now["loss"]]
+    lost = all(map(math.isfinite, losses)) and len(losses) == 2
+    if lost and value == before["value"]:  # the metric says nothing, as on answers that are never met word by word
+        first = _was(f"{losses[0]:.3f}") + _big(f"{losses[1]:.3f}", f"loss on {n:,} test examples, {said}")
+        rest = f'<div><div class="was">{percent(value)}</div><div class="label">{plain(metric)}, as before</div></div>'
+        worse = losses[1] > losses[0]
+    else:
+        first = _was(percent(before["value"])) + _big(*scores) + _change(100 * (value - before["value"]), "points")
+        drop = f"{losses[0]:.3f} → {losses[1]:.3f}" if lost else ""
+        rest = f'<div><div class="was">{drop}</div><div class="label">test loss</div></div>' if drop else ""
+        worse = value < before["value"]
+    return card("Result", f'<div class="hero">{first}{rest}</div>') + (_alarm() if worse else "")
+
+
+def _was(number_before: str) -> str:
+    return (
+        f'<div><div class="was">{number_before}</div><div class="label">before training</div></div>'
+        '<div class="arrow" aria-hidden="true">→</div>'
     )
-    if before is not None:
-        parts.append(_change(100 * (value - before["value"]), "points"))
-        if now is not None and math.isfinite(now["loss"]) and math.isfinite(before["loss"]):
-            parts.append(
-                f'<div><div class="was">{before["loss"]:.3f} → {now["loss"]:.3f}</div>'
-                '<div class="label">test loss</div></div>'
-            )
-    result = card("Result", f'<div class="hero">{"".join(parts)}</div>')
-    return result + (_alarm() if before is not None and value < before["value"] else "")
+
+
+def _big(result: str, label: str) -> str:
+    return f'<div><div class="big">{result}</div><div class="label">{label}</div></div>'
 
 
 def _change(points: float, unit: str) -> str:
@@ -114,7 +122,7 @@ def _change(points: float, unit: str) -> str:
 def _alarm() -> str:
     return card(
         "The model got worse",
-        "<p>Test is below the result before training. Try a third of the learning rate, more steps, or "
+        "<p>Test is worse than before training. Try a third of the learning rate, more steps, or "
         "<code>--lr-schedule linear</code>; <code>--clip</code> guards against single large coefficients.</p>",
         style="alarm",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,7 +72,7 @@ def write_report(folder: Path) -> Path:
 def _read(path: Path) -> list[Row]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows: list[Row] = [dict(row) for row in csv.DictReader(file, restval="")][:MAX_CELLS]
+            rows: list[Row] = [dict(row) for row in itertools.islice(csv.DictReader(file, restval=""), MAX_CELLS)]
     except OSError as error:
         raise ZeroBlockError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, csv.Error) as error:
