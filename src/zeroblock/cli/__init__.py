@@ -20,13 +20,16 @@ from . import (
     bench,
     blocks,
     demo,
+    doctor,
     evaluate,
     export,
     inspect,
     lab,
     methods,
+    plan,
     push,
     replay,
+    report,
     resume,
     schedule,
     sweep,
@@ -60,10 +63,13 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
+app.command("plan")(plan.plan)
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("resume")(resume.resume)
 app.command("sweep")(sweep.sweep)
+app.command("report")(report.report)
 app.command("replay")(replay.replay)
 app.command("inspect")(inspect.inspect)
 app.command("export")(export.export)

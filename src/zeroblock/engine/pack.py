@@ -107,7 +107,7 @@ class Row:
 
 def cost(one: Encoded) -> int:
     """Number of tokens that an example takes in a row."""
-    return _laid(one).places.shape[1]
+    return len(_laid(one).places[0])
 
 
 def split(batch: Sequence[Encoded], max_tokens: int | None) -> Iterator[list[int]]:

@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-import csv
-import dataclasses
 import importlib.util
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .. import atomic
 from ..errors import ZeroBlockError, shown
-from ..evaluate.measurement import MAX_FLOAT, MAX_SHOWN, SPLITS, read_measurements
+from ..evaluate.measurement import SPLITS
 from ..task.metric import worded
-from ..train.config import Config, recorded
-from .summary import MAX_BLOCKS, check_summary, ending
-
-MAX_STEP = 2**32
-"""Steps that a run may have."""
-MAX_HEADING = 2000
-"""Characters of the heading and of the command."""
+from ..train.config import Config
+from .html import REPORT
+from .html_run import report
+from .source import MAX_HEADING, Evaluations, Steps, read_source
+from .summary import ending
 
 
 def write_page(folder: Path) -> None:
-    """Write ``summary.md`` and ``figures/*.png`` of a run folder.
+    """Write ``summary.md``, ``figures/*.png`` and ``report.html`` of a run that has finished.
 
     Args:
         folder: with ``config.toml``, ``metrics.jsonl`` and ``summary.json``; ``steps.csv`` where it trained.
     """
-    config = recorded(folder / "config.toml", trust_remote_code=True)  # no model is loaded here
-    command = (folder / "config.toml").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-    name = ""
-    try:
-        name = "summary.json"
-        summary = check_summary(json.loads((folder / name).read_text(encoding="utf-8")))
-        summary |= {key: shown(summary[key]) for key in ("metric", "selected_by")}
-        name = "metrics.jsonl"
-        splits = _evaluations(folder / name)
-        name = "steps.csv"
-        steps = _steps(folder / name, int(summary.get("blocks") or MAX_BLOCKS))
-    except (ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
-        raise ZeroBlockError(f"{folder / name} is damaged ({error}): the report of the run needs it whole") from error
+    source = read_source(folder)
+    config, summary, splits, steps = source.config, source.summary, source.splits, source.steps
+    if not source.finished or summary is None:
+        raise ZeroBlockError(f"{folder} holds a run that has not finished: zeroblock resume {folder}")
+    atomic.write(folder / REPORT, report(source))
     if importlib.util.find_spec("matplotlib") is None:
         pictures = ["No figures: they need `pip install matplotlib`."]
     else:
@@ -54,7 +38,7 @@ def write_page(folder: Path) -> None:
     lines = [
         f"# {shown(f'{config.task}, {config.method}, {config.model}', MAX_HEADING)}",
         "",
-        f"    {shown(command, MAX_HEADING)}",
+        f"    {shown(source.command, MAX_HEADING)}",
         "",
         *_results(summary, splits),
         *ending(folder, summary),
@@ -63,47 +47,6 @@ def write_page(folder: Path) -> None:
         *(line for picture in pictures for line in ("", picture)),
     ]
     atomic.write(folder / "summary.md", "\n".join(lines) + "\n")
-
-
-Evaluations = dict[str, list[dict[str, Any]]]
-Steps = dict[str, NDArray[Any]]
-
-
-def _evaluations(path: Path) -> Evaluations:
-    """The evaluations of each split in the order of their steps; of two at one step, the later."""
-    by_step: dict[str, dict[int, dict[str, Any]]] = {split: {} for split in SPLITS}
-    for _, measurement in read_measurements(path):
-        by_step[measurement.split][measurement.step] = {
-            "step": measurement.step,
-            **dataclasses.asdict(measurement.evaluation),
-        }
-    return {split: [points[step] for step in sorted(points)] for split, points in by_step.items()}
-
-
-def _steps(path: Path, blocks: int) -> Steps:
-    """The columns ``step``, ``block`` and ``loss``, (n,) each.
-
-    Args:
-        path: the file; one that is missing has no rows.
-        blocks: the number of blocks.
-    """
-    rows: list[dict[str, str]] = []
-    if path.is_file():
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    loss = np.array([float(row["loss"] or "nan") for row in rows])
-    return {
-        "step": np.array([_index("step", row["step"], MAX_STEP) for row in rows]),
-        "block": np.array([_index("block", row.get("block") or 0, blocks) for row in rows]),
-        "loss": np.where(np.abs(loss) < MAX_FLOAT, loss, np.nan),
-    }
-
-
-def _index(name: str, text: str | int, count: int) -> int:
-    number = int(text)
-    if not 0 <= number < count:
-        raise ValueError(f"{name} is {shown(number, MAX_SHOWN)}, of {count}")
-    return number
 
 
 def _draw(folder: Path, config: Config, summary: Mapping[str, Any], splits: Evaluations, steps: Steps) -> list[str]:
@@ -181,6 +124,7 @@ def _facts(folder: Path, config: Config, summary: Mapping[str, Any], steps: Step
         lines.append(
             f"- [journal.zbj](journal.zbj), {size:,} bytes: with the base weights it gives the weights at any step"
         )
+    lines.append(f"- [{REPORT}]({REPORT}): the same with curves, blocks and commands, to open in a browser")
     files = ["metrics.jsonl", *(["steps.csv"] if len(steps["step"]) else [])]
     lines.append(f"- numbers: {', '.join(f'[{name}]({name})' for name in files)}, [summary.json](summary.json)")
     return lines

@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from .. import atomic
+from ..report.html_sweep import write_report
 from .grid import show
 from .outcome import Outcome, Outcomes, choose, due, settled, waiting
 from .plan import Candidate, Cell, Run, Sweep
@@ -94,7 +95,7 @@ class Entry:
 
 
 def write(sweep: Sweep, folder: Path, outcomes: Outcomes, failed: Mapping[str, str], command: str) -> None:
-    """Write ``table.md``, ``table.csv`` and ``runs.csv``, each atomically.
+    """Write ``table.md``, ``table.csv``, ``runs.csv`` and ``report.html``, each atomically.
 
     Args:
         sweep: the runs that were wanted.
@@ -107,6 +108,7 @@ def write(sweep: Sweep, folder: Path, outcomes: Outcomes, failed: Mapping[str, s
     atomic.write(folder / "table.md", markdown(sweep, entries, outcomes, failed, command))
     atomic.write(folder / "table.csv", _csv(_table_rows(entries, outcomes)))
     atomic.write(folder / "runs.csv", _csv(_run_rows(sweep, entries, outcomes, failed)))
+    write_report(folder)
 
 
 def markdown(

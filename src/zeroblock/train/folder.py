@@ -4,7 +4,9 @@ config.toml     the configuration; its first line is the command that runs it ag
 journal.zbj     the journal, for zeroth-order methods
 metrics.jsonl   one evaluation per line
 steps.csv       one step per line
+about.json      machine, versions and blocks
 summary.json    the result, once the run has finished; summary.md and figures/ for people
+report.html     the run so far, for people; written again at every evaluation
 snapshot/       weights and optimizer state of some step, if asked for
 model/          weights of the dev-selected step for from_pretrained, for ft
 adapter/        the adapter of the selected step, as PEFT saves it, where one is trained; start/ is a prefix at step 0
@@ -20,6 +22,7 @@ import fcntl
 import io
 import json
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +30,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from .. import atomic
-from ..errors import ZeroBlockError
+from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..evaluate.measurement import Measurement, plain, read_measurements
 from ..record import Record
 from ..report.summary import MODEL, check_summary
@@ -230,6 +233,17 @@ class Folder:
 
         with self.writing():
             write_page(self.path)
+
+    def draw(self) -> None:
+        """Write ``report.html`` of the run so far; a report that cannot be made does not stop the run."""
+        from ..report.html_run import write_report
+
+        try:
+            write_report(self.path)
+        except OSError:
+            raise
+        except Exception as error:
+            warnings.warn(f"no report.html of the run so far ({error!r})", ZeroBlockWarning, stacklevel=2)
 
 
 def _rows(records: Iterable[Record], header: bool) -> str:

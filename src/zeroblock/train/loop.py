@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..evaluate.evaluator import Evaluation
 from ..journal import Header, Journal
+from ..report.about import write_about
 from ..report.track import LOCAL
 from ..report.track import check as check_tracker
 from ..report.view import Quiet, View
@@ -124,6 +125,9 @@ def _begin(config: Config, folder: Folder, view: View, again: bool = False) -> R
     workload = prepare(config, tell=view.note)
     folder.create(config, again=again)
     session = Session(workload, folder, view)
+    optimizer = session.learner.optimizer if isinstance(session.learner, ZerothOrder) else None
+    with folder.writing():
+        write_about(folder.path, workload.model, optimizer)
     if not isinstance(session.learner, ZerothOrder):
         return session.go()
     advice = fold_advice(config, session.learner.optimizer)

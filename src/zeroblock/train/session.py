@@ -234,6 +234,7 @@ class Session:
             numbers = {f"{split}/{evaluation.metric}": evaluation.value, f"{split}/loss": evaluation.loss}
             self.tracker.log(self.steps, numbers)
         self._keep()
+        self.folder.draw()
         self.meter.pause()
 
     def _keep(self) -> None:

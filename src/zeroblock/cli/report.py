@@ -1,0 +1,33 @@
+"""``zeroblock report``: write the page that shows a run or a sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ZeroBlockError
+
+
+def report(
+    place: Annotated[Path, typer.Argument(help="The folder of a run or of a sweep.", metavar="RUN|SWEEP")],
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Write report.html again: result, curves, blocks, environment and commands on one self-contained page.
+
+    Runs and sweeps write it by themselves, at every evaluation and after every run.
+    """
+    if (place / "config.toml").is_file():
+        from ..report.html_run import write_report
+    elif (place / "table.csv").is_file():
+        from ..report.html_sweep import write_report
+    else:
+        raise ZeroBlockError(f"{place} holds neither a run (config.toml) nor a sweep (table.csv)")
+    path = write_report(place)
+    typer.echo(str(path))
+    if open_:
+        import webbrowser
+
+        if not webbrowser.open(path.resolve().as_uri()):
+            raise ZeroBlockError(f"no browser could be started: open {path} yourself")
