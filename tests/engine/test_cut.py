@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import zeroblock as zb
 from zeroblock.engine import Engine, trial
 from zeroblock.engine.cut import CutError, find
+from zeroblock.run.tape import GROUP, Piece, stretches
 from zeroblock.step import Call
 
 
@@ -61,6 +62,23 @@ def test_pieces_give_the_losses_of_the_pass(name: str, method: str) -> None:
                 hidden = objective.layer(i, hidden, call, mine, parted=len(hidden) > 1)
         assert torch.equal(objective.losses(points, Follower(hidden)), whole)
         optimizer.step(objective)
+
+
+@pytest.mark.parametrize("layers", [1, GROUP - 1, GROUP, 2 * GROUP + 2])
+@pytest.mark.parametrize("active", [(), (0,), (1,), (3,), (1, 4), "all"])
+def test_every_layer_is_captured_once_and_active_ones_alone(layers: int, active: tuple[int, ...] | str) -> None:
+    pieces, rows = [], 1
+    for k in range(layers + 2):
+        mine = active == "all" or k in active
+        after = 2 if mine else rows
+        pieces.append(Piece((k, rows, mine), mine, rows, after))
+        rows = after
+    found = stretches(pieces)
+    assert [s.first + i for s in found for i in range(len(s.pieces))] == list(range(1, layers + 1))
+    assert all(len(s.pieces) == 1 or not any(p.active for p in s.pieces) for s in found)
+    assert len({s.key for s in found}) == len(found)
+    if not active:
+        assert len(found) == layers // GROUP + layers % GROUP
 
 
 class Peculiar(nn.Module):

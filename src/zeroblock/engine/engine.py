@@ -28,6 +28,9 @@ GPU_MAX_TOKENS = 4096
 SMALL_WORK = 1e11
 """Tokens × weights up to which a row's length hardly matters to its time: some 700 tokens at 135M."""
 
+LARGE_WORK = 1e12
+"""Tokens × weights from which a step takes longer than a capture, which the host makes meanwhile: 80 tokens at 13B."""
+
 
 class Score(NamedTuple):
     """Log-probability of an option: the sum over its tokens, and their number."""
@@ -172,12 +175,15 @@ class Engine(Forward):
     def _multiples(self, tokens: int) -> tuple[int, int]:
         """What a row's lengths are rounded up to; captured rows to few lengths, a sixteenth apart.
 
-        Where launching takes most of the time, tokens cost next to nothing: then lengths are 128 apart.
+        Where launching takes most of the time, tokens cost next to nothing: then lengths are 128 apart.  Where the
+        device is busy for long, captures cost nothing: then they are 16 apart.
         """
         if self.graphs is None or not self.graphs.pays(tokens, self.numel):
             return (16 if self.device.type == "cuda" else 1), 1  # tensor cores want multiples of 8
-        coarse = 128 if tokens * self.numel < SMALL_WORK else 32
-        return max(coarse, 1 << max(0, tokens.bit_length() - 5)), 16
+        work = tokens * self.numel
+        if work > LARGE_WORK:
+            return 16, 16
+        return max(128 if work < SMALL_WORK else 32, 1 << max(0, tokens.bit_length() - 5)), 16
 
 
 def _length(one: Encoded) -> int:
