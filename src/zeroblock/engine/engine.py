@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..closure import evaluation
 from ..errors import Renamed, ZeroBlockError, ZeroBlockWarning
 from ..exclusive import exclusive
 from ..run.graph import Graphs
-from ..step import evaluation
 from ..task.encoding import Encoded
 from . import bridge, trial
 from .forward import Forward
@@ -27,9 +27,6 @@ GPU_MAX_TOKENS = 4096
 
 SMALL_WORK = 1e11
 """Tokens × weights up to which a row's length hardly matters to its time: some 700 tokens at 135M."""
-
-LARGE_WORK = 1e12
-"""Tokens × weights from which a step takes longer than a capture, which the host makes meanwhile: 80 tokens at 13B."""
 
 
 class Score(NamedTuple):
@@ -175,15 +172,12 @@ class Engine(Forward):
     def _multiples(self, tokens: int) -> tuple[int, int]:
         """What a row's lengths are rounded up to; captured rows to few lengths, a sixteenth apart.
 
-        Where launching takes most of the time, tokens cost next to nothing: then lengths are 128 apart.  Where the
-        device is busy for long, captures cost nothing: then they are 16 apart.
+        Where launching takes most of the time, tokens cost next to nothing: then lengths are 128 apart.
         """
         if self.graphs is None or not self.graphs.pays(tokens, self.numel):
             return (16 if self.device.type == "cuda" else 1), 1  # tensor cores want multiples of 8
-        work = tokens * self.numel
-        if work > LARGE_WORK:
-            return 16, 16
-        return max(128 if work < SMALL_WORK else 32, 1 << max(0, tokens.bit_length() - 5)), 16
+        coarse = 128 if tokens * self.numel < SMALL_WORK else 32
+        return max(coarse, 1 << max(0, tokens.bit_length() - 5)), 16
 
 
 def _length(one: Encoded) -> int:

@@ -1,9 +1,9 @@
 """A step on the device as CUDA graphs: some forty launches instead of six hundred for a 13B model.
 
 Where launching takes longer than running (short rows), the pieces of a step are captured: the
-layers one by one, as they run before the active block, as it, and after it.  A step strings the
-pieces of its block together.  So captures grow with the layers times the lengths of rows,
-not with their square.  Kernels read tokens, step number and learning rate from a
+layers in groups, as they run before the active block, with it, and after it.  A step strings the
+pieces of its block together.  So what is captured grows with the layers times the lengths of rows,
+not with the square of the layers.  Kernels read tokens, step number and learning rate from a
 buffer that one copy fills before every step.
 """
 
@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..closure import evaluation
 from ..errors import ZeroBlockWarning
-from ..step import Numbers, Plan, Staged, evaluation
+from ..step import Numbers, Plan, Staged
 from .tape import Ends, FinishedError, Frame, Opening, Piece, Recorder, capture, stretches
 
 MAX_CAPTURED_WORK = 1e13

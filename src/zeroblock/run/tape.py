@@ -12,7 +12,8 @@ from torch import Tensor
 from ..step import Call
 
 GROUP = 5
-"""Layers that are captured together where none of them is active: fewer graphs to launch, fewer copies between them."""
+"""Layers that are captured together.  A graph takes a megabyte of memory and some microseconds to launch, whatever its
+size; but the group of the active layer is captured once for every block of it."""
 
 
 class FinishedError(Exception):
@@ -179,7 +180,7 @@ class Stretch(NamedTuple):
     """Consecutive layers that are captured as one graph.
 
     Args:
-        key: of the graph.
+        key: what their kernels depend on.
         first: number of the first piece.
         pieces: of the layers.
     """
@@ -190,20 +191,15 @@ class Stretch(NamedTuple):
 
 
 def stretches(pieces: Sequence[Piece]) -> list[Stretch]:
-    """Cut the layers of a pass into graphs, few of them: an active layer alone, others in whole groups where they can.
+    """Cut the layers of a pass into groups, each of which is one graph.
 
     Args:
         pieces: of the whole pass; the first and the last are no layers.
     """
-    found, k = [], 1
-    while k < len(pieces) - 1:
-        group = tuple(pieces[k : k + GROUP])
-        aligned = (k - 1) % GROUP == 0 and k + GROUP < len(pieces)
-        if not aligned or any(piece.active for piece in group):
-            group = group[:1]
-        key = group[0].key if len(group) == 1 else ("group", k, group[0].before)
-        found.append(Stretch(key, k, group))
-        k += len(group)
+    found = []
+    for k in range(1, len(pieces) - 1, GROUP):
+        group = tuple(pieces[k : min(k + GROUP, len(pieces) - 1)])
+        found.append(Stretch(tuple(piece.key for piece in group), k, group))
     return found
 
 
@@ -220,7 +216,7 @@ def capture(recorder: Recorder, stretch: Stretch, run: Callable[[int, Tensor], T
     for k, piece in enumerate(stretch.pieces, start=stretch.first):
         if piece.key not in warm:
             with recorder.tried():
-                run(k, before)
+                run(k, recorder.frame.carry(piece.before))
             warm.add(piece.key)
     with recorder.recorded(stretch.key):
         hidden = before
