@@ -55,6 +55,15 @@ if os.environ.get("PYTEST_XDIST_WORKER"):
     torch.set_num_threads(1)  # the workers are the parallelism
 
 
+@pytest.fixture(autouse=True)
+def _gradients_stay_on() -> Iterator[None]:
+    """A test that leaves gradients off breaks others, far from itself."""
+    yield
+    on = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert on, "gradients are off after this test"
+
+
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> type:
     """Steps may be submitted without a GPU; they end when they are waited for, some waits with Ctrl-C."""

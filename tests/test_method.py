@@ -193,8 +193,11 @@ def test_the_estimate_is_unbiased(name: str) -> None:
     def linear() -> torch.Tensor:
         return sum((slope[n] * p).sum() for n, p in model.named_parameters())
 
-    optimizer = build(name, model, lr=1.0, eps=1.0, interval=1)
-    optimizer.rule = SGD()  # the other rules are not linear in the estimate
+    made = build(name, model, lr=1.0, eps=1.0, interval=1)
+    optimizer = zb.ZeroOrder(  # the other rules are not linear in the estimate
+        model, 1.0, partition=made.partition, schedule=made.schedule, subspace=made.subspace,
+        estimator=made.estimator, rule=SGD(), interval=1,
+    )  # fmt: skip
     total = {n: torch.zeros_like(p) for n, p in start.items()}
     visits = dict.fromkeys(start, 0)
     draws = 700

