@@ -235,13 +235,13 @@ class Folder:
             write_page(self.path)
 
     def draw(self) -> None:
-        """Write ``report.html`` of the run so far; a report that cannot be made does not stop the run."""
+        """Write ``report.html`` of the run so far; a report that cannot be made or written does not stop the run."""
         from ..report.html_run import write_report
 
         try:
             write_report(self.path)
         except OSError:
-            raise
+            return  # where the disk is full, the files that a run depends on say so
         except Exception as error:
             warnings.warn(f"no report.html of the run so far ({error!r})", ZeroBlockWarning, stacklevel=2)
 
