@@ -236,8 +236,9 @@ def write_weights(
     with _bar(len(contents.records)) as progress:
         finite.advance(optimizer, contents.records, lambda: header.rebuild(base.load(), force=True), progress)
     models.save(module, out, base.tokenizer())
-    typer.echo(f"{out}: {base.name} after {len(contents.records):,} steps")
-    return len(contents.records)
+    steps = len(contents.records)
+    typer.echo(f"{out}: {base.name} after {steps:,} step{'' if steps == 1 else 's'}")
+    return steps
 
 
 @contextlib.contextmanager

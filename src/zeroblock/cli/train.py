@@ -158,7 +158,7 @@ def report(result: Result, json: bool) -> None:
     # the summary may come from a folder of somebody else's
     dev, test, metric = summary["dev"], summary["test"], shown(summary["metric"])
     name = shown(f"{Path(summary['task']).stem}, {summary['method']}")
-    typer.echo(f"{name}: {result.steps} steps, {summary['seconds']:.0f} s")
+    typer.echo(f"{name}: {result.steps} step{'' if result.steps == 1 else 's'}, {summary['seconds']:.0f} s")
     if result.steps:
         selected_by = shown(summary["selected_by"])
         chosen = f"at step {summary['selected_step']}, selected by {selected_by} (n {dev['n']}){_exact(dev)}"
