@@ -100,7 +100,8 @@ def train(
 ) -> None:
     """Fine-tune a model on a task, with forward passes only.
 
-    For example: `zeroblock train --model smollm2 --task mine.jsonl --lr 3e-4 --steps 2000`
+    For example: `zeroblock train --model smollm2 --task reviews --lr 3e-4 --steps 2000`, or
+    `--task mine.jsonl` for your own data
 
     The run's folder gets the configuration, a journal of every step, the evaluations, report.html,
     and at the end a summary with figures. Ctrl-C stops the run after the current step;
