@@ -250,9 +250,9 @@ def weights_line(folder: Path, summary: Mapping[str, Any]) -> str:
     return str(model) if summary["steps"] and model.is_dir() else ""
 
 
-def weights_title(summary: Mapping[str, Any]) -> str:
-    """The words before :func:`weights_line`: which step it gives, and what loads it."""
-    step = f"step {summary['selected_step']:,}"
+def weights_title(summary: Mapping[str, Any], why: str = "") -> str:
+    """The words before :func:`weights_line`: which step it gives, why that one, and what loads it."""
+    step = f"step {summary['selected_step']:,}{why}"
     return f"adapter of {step}, for PEFT" if summary.get("adapter") else f"weights of {step}, for from_pretrained"
 
 
@@ -262,8 +262,8 @@ def ending(folder: Path, summary: Mapping[str, Any]) -> list[str]:
     if summary["steps"] and (warning := setback(summary)):
         lines += ["", "> [!CAUTION]", f"> This run got {warning}."]
     if line := weights_line(folder, summary):
-        title = f"The {weights_title(summary)}, selected by {summary['selected_by']}:"
-        lines += ["", title, "", f"    {shown(line, MAX_LINE)}"]
+        title = weights_title(summary, f", selected by {summary['selected_by']}")
+        lines += ["", f"The {title}:", "", f"    {shown(line, MAX_LINE)}"]
     return lines
 
 
