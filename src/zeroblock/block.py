@@ -155,7 +155,7 @@ def stacks(model: nn.Module) -> list[str]:
 Named = tuple[str, tuple[str, ...]]
 
 
-ADAPTER = "train an adapter, as in peft.get_peft_model(model, LoraConfig(...))"
+ADAPTER = "train an adapter on top (--lora, or peft.get_peft_model(model, LoraConfig(...)))"
 
 
 def _trainable(model: nn.Module) -> list[str]:

@@ -72,7 +72,7 @@ def fetch_smollm2(tell: Callable[[str], None], *, offline: bool = False) -> None
         if (folder / "smollm2").is_dir():  # one of two was there already
             shutil.copytree(folder / "smollm2", target)
         done = subprocess.run(
-            [*installer, "install", "--quiet", "--no-deps", "--target", str(target), *wanted],
+            [*installer, "--quiet", "--no-deps", "--target", str(target), *wanted],
             capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode:
@@ -95,7 +95,7 @@ def _swap(new: Path, place: Path) -> None:
 def _installer() -> list[str]:
     """The command that installs packages here: pip, or uv in an environment without pip."""
     if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        return [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
     if uv := shutil.which("uv"):
-        return [uv, "pip"]
+        return [uv, "pip", "install", "--python", sys.executable]
     raise ZeroBlockError(f"smollm2 is not installed, and this Python has neither pip nor uv to fetch it: {COMMAND}")

@@ -17,7 +17,10 @@ def apply(
     force: Force = False,
     trust_remote_code: Remote = False,
 ) -> None:
-    """Bring an exported fine-tune onto its base model, bit for bit."""
+    """Bring an exported fine-tune onto its base model, bit for bit.
+
+    For example: `zeroblock apply tuned.zbj --model BASE --out tuned`
+    """
     from ..hub import find
 
     write_weights(find(file), None, out, model, device, force, trust_remote_code, way="--force", random_weights=force)

@@ -17,9 +17,9 @@ REQUIRED = ("torch", "transformers", "numpy", "numba", "safetensors", "typer", "
 OPTIONAL = {
     "gguf": ("gguf", "GGUF files as models, smollm2 among them"),
     "peft": ("lora", "LoRA and other adapters"),
-    "accelerate": ("trainer", "Hugging Face's Trainer, and models larger than one device"),
+    "accelerate": ("trainer", "Hugging Face's Trainer, and loops of Accelerate"),
     "trl": ("trainer", "TRL's trainers"),
-    "datasets": ("data", "datasets of the hub"),
+    "datasets": ("data", "datasets of the hub, and folders of save_to_disk"),
     "pyarrow": ("data", "Parquet files"),
     "matplotlib": ("figures", "figures as PNG; report.html needs nothing"),
     "pandas": ("lab", "zeroblock lab"),
@@ -157,8 +157,8 @@ def _print(found: dict[str, Any]) -> None:
     sheet.add_row(
         " [green]✓[/green]" if there else " [yellow]–[/yellow]",
         "smollm2",
-        "",
-        f"[dim]the demo's model[/dim] {found['smollm2']}",
+        "present" if there else "missing",
+        "[dim]the demo's model[/dim]" if there else "the demo's model: zeroblock demo fetches it",
     )
     console.print(sheet)
     console.print()

@@ -16,7 +16,10 @@ def export(
     out: Annotated[Path, typer.Option(help="The file to write: NAME.zbj.")],
     step: Step = None,
 ) -> None:
-    """Write one shareable file: the run's journal and a card."""
+    """Write one shareable file: the run's journal and a card.
+
+    For example: `zeroblock export runs/sst2 --out sst2.zbj`; others use it with `zeroblock apply sst2.zbj`
+    """
     from ..journal import export as write
     from ..train.folder import Folder
 

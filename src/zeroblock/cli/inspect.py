@@ -29,7 +29,10 @@ def inspect(
     run: Annotated[Path, typer.Argument(help="A run's folder, a journal or an exported file.")],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show a journal: its header, how far it got, losses, blocks, and whether every record is intact."""
+    """Show a journal: its header, how far it got, losses, blocks, and whether every record is intact.
+
+    The data of a run appear as hashes: they tell two data sets apart, and say nothing about the rows.
+    """
     from ..journal import read
     from ..journal.format import locate
     from ..journal.share import finished_steps

@@ -22,7 +22,10 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="Show this method in full.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON: name, parts, defaults and citation.")] = False,
 ) -> None:
-    """List the methods: the parts of each, its defaults and its source."""
+    """List the methods: the parts of each, its defaults and its source.
+
+    `zeroblock train --method NAME` takes one. The default, mezo_bcd, is the one to start with.
+    """
     rows: list[dict[str, Any]] = jsonlib.loads(TABLE.read_text(encoding="utf-8"))
     if name:
         names = [row["name"] for row in rows]

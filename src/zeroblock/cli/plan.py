@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 ABOUT = {
     "mezo_bcd": "weights, copies of one tensor",
-    "mezo": "the same",
-    "sparse_mezo": "and a mask",
+    "mezo": "as mezo_bcd",
+    "sparse_mezo": "as mezo, and a mask",
     "lozo": "weights, low-rank factors",
-    "mezo_bcd_adam": "and two moments of a block",
-    "mezo_adam": "and two moments of all weights",
-    "ft": "Adam: gradients, moments, activations",
+    "mezo_bcd_adam": "as mezo_bcd, and two moments of a block",
+    "mezo_adam": "as mezo, and two moments of all weights",
+    "ft": "weights, gradients, Adam's moments, activations",
 }
 
 
@@ -36,8 +36,9 @@ def plan(
 
     For example: `zeroblock plan --model smollm2 --data mine.csv`
 
-    It takes the settings of `zeroblock train`; the learning rate may be left out. `--data` may name
-    your own file. A model that does not fit here is not loaded: its memory is counted.
+    It takes the settings of `zeroblock train`; the learning rate may be left out. Your own file may
+    be given with `--data` or, as to train, with `--task`. A model that does not fit
+    here is not loaded: its memory is counted.
     """
     from ..forecast import LR, forecast
     from ..train.config import Config, renamed

@@ -47,7 +47,8 @@ def replay(
 
     For example: `zeroblock replay runs/sst2 --out tuned`, then `from_pretrained("tuned")`
 
-    A run with `--method ft` keeps no journal but the weights of its best step, which are copied.
+    A run with `--lora` or `--prefix` gives its adapter, as PEFT saves it. A run with `--method ft`
+    keeps no journal but the weights of its best step, which are copied.
     """
     write_run(run, step, out, model, device, force, trust_remote_code)
 
@@ -84,7 +85,11 @@ def write_run(
         taken = write_weights(run, choose_step(run, step), out, model, device, force, trust_remote_code)
     if facts := Facts.read(folder, taken):
         (out / "README.md").write_text(hub_card(facts, "model", repo or PLACEHOLDER), encoding="utf-8")
-    if repo is None:
+    if repo is not None:
+        return
+    if (out / "adapter_config.json").is_file():
+        typer.echo(f'load it with PeftModel.from_pretrained(base, "{out}"), or train it further with --model {out}')
+    else:
         typer.echo(f'load it with from_pretrained("{out}"), or pipeline("text-generation", model="{out}")')
 
 
@@ -231,8 +236,9 @@ def write_weights(
     with _bar(len(contents.records)) as progress:
         finite.advance(optimizer, contents.records, lambda: header.rebuild(base.load(), force=True), progress)
     models.save(module, out, base.tokenizer())
-    typer.echo(f"{out}: {base.name} after {len(contents.records):,} steps")
-    return len(contents.records)
+    steps = len(contents.records)
+    typer.echo(f"{out}: {base.name} after {steps:,} step{'' if steps == 1 else 's'}")
+    return steps
 
 
 @contextlib.contextmanager

@@ -30,8 +30,8 @@ def tasks(
     """List the tasks, or show the examples of one.
 
     Your own data are a task too: the path of a .jsonl, .json, .csv or .parquet file (or of a folder
-    with train.jsonl and validation.jsonl), or a dataset of the hub, hf:user/name. The columns say what
-    they are:
+    that holds train and validation in one of these formats), or a dataset of the hub, hf:user/name.
+    The columns say what they are:
 
         prompt, completion                 # joined as they are written
         messages                           # chats with role and content
@@ -267,7 +267,7 @@ def _facts(task: Task) -> dict[str, str]:
         loss = "on the green tokens: their mean in a batch, or by example (--loss-over tokens|examples)"
     metric = task.metric.name
     if task.metric.of_loss:
-        metric = "held-out loss (likelihood, exp(-loss)): the answers are too long for F1"
+        metric = "held-out loss, stored as likelihood = exp(-loss); F1 says little about long answers"
     elif task.metric.generates:
         metric += " of the generated answer, exact match beside it"
     return {"data": task.summary, "loss": loss, "metric": metric}

@@ -100,11 +100,13 @@ def train(
 ) -> None:
     """Fine-tune a model on a task, with forward passes only.
 
-    For example: `zeroblock train --model smollm2 --task reviews --lr 3e-4 --steps 2000`
+    For example: `zeroblock train --model smollm2 --task reviews --lr 3e-4 --steps 2000`, or
+    `--task mine.jsonl` for your own data
 
-    The run's folder gets the configuration, a journal of every step, the evaluations, and at the
-    end a summary with figures. Ctrl-C stops the run after the current step; `zeroblock resume DIR`
-    continues it, bit for bit.
+    The run's folder gets the configuration, a journal of every step, the evaluations, report.html,
+    and at the end a summary with figures. Ctrl-C stops the run after the current step;
+    `zeroblock resume DIR` continues it, bit for bit. `zeroblock tasks --help` says what your own
+    data may look like, and `zeroblock plan` how long a run will take.
     """
     from ..train import run
 
@@ -136,7 +138,7 @@ def view(quiet: bool, json: bool) -> Any:
 
 def report(result: Result, json: bool) -> None:
     """Print how a run ended, and exit with the status to match."""
-    from ..report.summary import before, setback, weights_line
+    from ..report.summary import before, setback, weights_line, weights_title
     from ..task.metric import worded
     from ..train.folder import Folder
 
@@ -157,7 +159,7 @@ def report(result: Result, json: bool) -> None:
     # the summary may come from a folder of somebody else's
     dev, test, metric = summary["dev"], summary["test"], shown(summary["metric"])
     name = shown(f"{Path(summary['task']).stem}, {summary['method']}")
-    typer.echo(f"{name}: {result.steps} steps, {summary['seconds']:.0f} s")
+    typer.echo(f"{name}: {result.steps} step{'' if result.steps == 1 else 's'}, {summary['seconds']:.0f} s")
     if result.steps:
         selected_by = shown(summary["selected_by"])
         chosen = f"at step {summary['selected_step']}, selected by {selected_by} (n {dev['n']}){_exact(dev)}"
@@ -165,8 +167,8 @@ def report(result: Result, json: bool) -> None:
         was = before(summary, "test")
         typer.echo(f"  test {worded(metric, test['selected'])} at that step (n {test['n']}){_exact(test)}{was}")
         typer.echo(
-            f"  test {worded(metric, test['best'])} best of the evaluations, as the paper reports; it looks at test "
-            f"(step {test['best_step']})"
+            f"  test {worded(metric, test['best'])} best of the evaluations, as the paper reports: "
+            f"step {test['best_step']}, chosen by looking at test"
         )
     else:
         typer.echo(f"  dev  {worded(metric, dev['value'])} (n {dev['n']}){_exact(dev)}")
@@ -175,7 +177,7 @@ def report(result: Result, json: bool) -> None:
         typer.secho(f"  {warning}", fg="red", bold=True)
     typer.echo(f"  {result.folder / 'summary.md'}")
     if weights := weights_line(result.folder, summary):
-        typer.echo(f"the weights of step {summary['selected_step']}, for from_pretrained:\n  {weights}")
+        typer.echo(f"the {weights_title(summary)}:\n  {weights}")
 
 
 def _exact(numbers: dict[str, Any]) -> str:

@@ -90,7 +90,7 @@ def _results(summary: Mapping[str, Any], splits: Evaluations) -> list[str]:
     test = summary["test"]
     if test.get("best") is not None:
         lines.append(
-            "| best of the evaluations, as the paper reports; it looks at test | | "
+            "| best of the evaluations, as the paper reports: chosen by looking at test | | "
             f"{worded(summary['metric'], test['best'], ' %').partition(' ')[2]} |"
         )
     return lines
@@ -101,7 +101,10 @@ def _percent(point: Mapping[str, Any] | None) -> str:
         return "–"
     exact = point.get("exact_match")
     value = worded(point["metric"], point["value"], " %").partition(" ")[2]
-    return value + ("" if exact is None else f" (exact match {100 * exact:.1f} %)")
+    if exact is None:
+        return value
+    loss = point.get("loss")  # which moves long before generated answers do
+    return f"{value} (exact match {100 * exact:.1f} %{'' if loss is None else f', loss {loss:.4f}'})"
 
 
 def _facts(folder: Path, config: Config, summary: Mapping[str, Any], steps: Steps) -> list[str]:

@@ -43,6 +43,8 @@ LOSS = "zero_shot_loss"
 """The entry of ``summary.json`` with the losses before training."""
 MODEL = "model"
 """The folder of a run that ``from_pretrained`` loads: ``ft`` writes it, and ``zeroblock replay`` is told to."""
+ADAPTER = "adapter"
+"""The folder of a run with the adapter of its selected step, as PEFT saves it."""
 
 
 @dataclass(frozen=True)
@@ -234,16 +236,24 @@ def _number(summary: Mapping[str, Any], *path: str) -> float | None:
 
 
 def weights_line(folder: Path, summary: Mapping[str, Any]) -> str:
-    """The command that makes the weights of the selected step, or where they are; empty if there are none.
+    """The command that makes the weights of the selected step, or where they (or the adapter) are; empty if nowhere.
 
     Args:
         folder: of the run.
         summary: its result.
     """
-    model = folder / MODEL
+    model, adapter = folder / MODEL, folder / ADAPTER
+    if summary.get("adapter") and adapter.is_dir():
+        return str(adapter)
     if (folder / "journal.zbj").is_file():
         return f"zeroblock replay {shlex.quote(str(folder))} --out {shlex.quote(str(model))}"
     return str(model) if summary["steps"] and model.is_dir() else ""
+
+
+def weights_title(summary: Mapping[str, Any], why: str = "") -> str:
+    """The words before :func:`weights_line`: which step it gives, why that one, and what loads it."""
+    step = f"step {summary['selected_step']:,}{why}"
+    return f"adapter of {step}, for PEFT" if summary.get("adapter") else f"weights of {step}, for from_pretrained"
 
 
 def ending(folder: Path, summary: Mapping[str, Any]) -> list[str]:
@@ -252,8 +262,8 @@ def ending(folder: Path, summary: Mapping[str, Any]) -> list[str]:
     if summary["steps"] and (warning := setback(summary)):
         lines += ["", "> [!CAUTION]", f"> This run got {warning}."]
     if line := weights_line(folder, summary):
-        step = f"step {summary['selected_step']:,}, selected by {summary['selected_by']}"
-        lines += ["", f"The weights of {step}, for `from_pretrained`:", "", f"    {shown(line, MAX_LINE)}"]
+        title = weights_title(summary, f", selected by {summary['selected_by']}")
+        lines += ["", f"The {title}:", "", f"    {shown(line, MAX_LINE)}"]
     return lines
 
 

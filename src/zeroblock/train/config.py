@@ -58,7 +58,7 @@ class Config:
         dataclasses.MISSING, "Required: a task name (see zeroblock tasks), the path of your own data, or hf:user/name."
     )
     data: str | None = _option(
-        None, "Folder with TASK/train.jsonl and TASK/validation.jsonl; without it the rows come from the hub."
+        None, "Local rows of the paper's tasks: a folder with TASK/train.jsonl and TASK/validation.jsonl. [the hub]"
     )
     data_seed: int = _option(0, "Seed of the splits, the batches and the demonstrations.", 0)
     train: int | None = _option(None, "Number of training examples; each task has its own default.", 1)
@@ -69,7 +69,7 @@ class Config:
         None, "What the completions of your own data end with: the model's end-of-sequence token or a newline. [eos]"
     )
     metric: Literal["likelihood", "f1", "exact_match"] | None = _option(
-        None, "How your own data are measured. [f1 if nine of ten answers have at most five words, else likelihood]"
+        None, "f1, exact_match or likelihood, for your own data. [f1 if answers are short, else likelihood]"
     )
     train_tokens: int | None = _option(None, "Leave out training examples with more tokens than this.", 2)
     max_length: int = _option(2048, "Cut longer contexts on the left; never more than the model allows.", 2)
@@ -94,7 +94,7 @@ class Config:
         None, "Parameters that must not change: names with commas between, * matches anything."
     )
     lora: str | None = _option(
-        None, "Train a LoRA adapter, as in r=8,targets=q,v (alpha is 16); MeZO takes lr 1e-4 and eps 1e-2."
+        None, "Train a LoRA adapter, as in r=8,targets=q,v (alpha=16 unless given); MeZO takes lr 1e-4 and eps 1e-2."
     )
     prefix: int | None = _option(None, "Train a prefix of this many virtual tokens; MeZO takes 5, lr 1e-2, eps 0.1.", 1)
     objective: Literal["loss", "accuracy", "f1", "exact_match"] = _option(
