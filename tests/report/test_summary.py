@@ -33,6 +33,8 @@ BETTER: dict[str, Any] = {
     ("changes", "said"),
     [
         ({}, ""),
+        ({"dev": {"value": 0.5, "loss": 0.7001, "n": 40}}, ""),
+        ({"dev": {"value": 0.5, "loss": 0.71, "n": 40}}, "dev loss 0.7100, was 0.7000"),
         ({"dev": {"value": 0.5, "loss": float("nan"), "n": 40}}, "dev loss is not finite, was 0.7000. Try"),
         ({"test": {"selected": 0.55, "n": 40}}, "test accuracy 55.0%, was 65.0%. Try a smaller learning rate"),
         ({"test": {"selected": 0.55, "n": 4}}, ""),

@@ -136,7 +136,7 @@ def view(quiet: bool, json: bool) -> Any:
 
 def report(result: Result, json: bool) -> None:
     """Print how a run ended, and exit with the status to match."""
-    from ..report.summary import before, setback, weights_line
+    from ..report.summary import before, kept, setback, weights_line
     from ..task.metric import worded
     from ..train.folder import Folder
 
@@ -175,7 +175,8 @@ def report(result: Result, json: bool) -> None:
         typer.secho(f"  {warning}", fg="red", bold=True)
     typer.echo(f"  {result.folder / 'summary.md'}")
     if weights := weights_line(result.folder, summary):
-        typer.echo(f"the weights of step {summary['selected_step']}, for from_pretrained:\n  {weights}")
+        what, loader = kept(summary)
+        typer.echo(f"the {what} of step {summary['selected_step']}, for {loader}:\n  {weights}")
 
 
 def _exact(numbers: dict[str, Any]) -> str:

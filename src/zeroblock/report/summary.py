@@ -39,8 +39,12 @@ MAX_BLOCKS = 100_000
 """The linear layers of the largest mixtures of experts are half as many; a figure of more would fill the memory."""
 
 
+RISE = 0.01
+"""Fraction by which a loss must rise before a run is said to have got worse."""
 LOSS = "zero_shot_loss"
 """The entry of ``summary.json`` with the losses before training."""
+ADAPTER = "adapter"
+"""The folder of a run for the adapter of its selected step, as PEFT saves it."""
 MODEL = "model"
 """The folder of a run that ``from_pretrained`` loads: ``ft`` writes it, and ``zeroblock replay`` is told to."""
 
@@ -183,6 +187,7 @@ def setback(summary: Mapping[str, Any]) -> str:
 
     It compares what dev selected by, and the metric on test, with their values before training.  A metric p on n
     examples has fallen if it lost more than its standard error, √(p(1 − p)/n): one example more or less is chance.
+    A loss has risen if it did by more than ``RISE`` of itself.
 
     Args:
         summary: of a training run; one without an evaluation before the first step is never worse.
@@ -190,7 +195,7 @@ def setback(summary: Mapping[str, Any]) -> str:
     found = []
     if summary["selected_by"] == "dev loss":
         was, now = _number(summary, LOSS, "dev"), _number(summary, "dev", "loss")
-        if was is not None and (now is None or now > was):
+        if was is not None and (now is None or now > (1 + RISE) * was):
             found.append(f"dev loss {'is not finite' if now is None else f'{now:.4f}'}, was {was:.4f}")
     else:
         found += _fallen(summary, "dev", summary["dev"]["value"])
@@ -241,9 +246,16 @@ def weights_line(folder: Path, summary: Mapping[str, Any]) -> str:
         summary: its result.
     """
     model = folder / MODEL
+    if summary.get("adapter") and (folder / ADAPTER).is_dir():
+        return str(folder / ADAPTER)
     if (folder / "journal.zbj").is_file():
         return f"zeroblock replay {shlex.quote(str(folder))} --out {shlex.quote(str(model))}"
     return str(model) if summary["steps"] and model.is_dir() else ""
+
+
+def kept(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """What a run leaves, and what loads it."""
+    return ("adapter", "PeftModel.from_pretrained") if summary.get("adapter") else ("weights", "from_pretrained")
 
 
 def ending(folder: Path, summary: Mapping[str, Any]) -> list[str]:
@@ -253,7 +265,8 @@ def ending(folder: Path, summary: Mapping[str, Any]) -> list[str]:
         lines += ["", "> [!CAUTION]", f"> This run got {warning}."]
     if line := weights_line(folder, summary):
         step = f"step {summary['selected_step']:,}, selected by {summary['selected_by']}"
-        lines += ["", f"The weights of {step}, for `from_pretrained`:", "", f"    {shown(line, MAX_LINE)}"]
+        what, loader = kept(summary)
+        lines += ["", f"The {what} of {step}, for `{loader}`:", "", f"    {shown(line, MAX_LINE)}"]
     return lines
 
 
