@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import zeroblock as zb
+from toy import same, snapshot
+from zeroblock.adapter import Prefix
 from zeroblock.cli import app
 from zeroblock.errors import ZeroBlockError
 from zeroblock.forecast import forecast
@@ -114,3 +116,16 @@ def test_a_run_that_only_measured_has_nothing_to_replay(llama: Path, data: Path,
         target = ["ann/x", "--dry-run", tmp_path / "x"] if words == ["push"] else ["--out", tmp_path / "x"]
         with pytest.raises(ZeroBlockError, match="a run of zero-shot, which measures a model and does not change it"):
             call(*words, tmp_path / "zero", *target)
+
+
+def test_peft_loads_what_it_saved_into_a_prefix_cut_by_layer(llama: Path, tmp_path: Path) -> None:
+    """As the Trainer does when it resumes."""
+    model: Any = Prefix(2).attach(transformers.AutoModelForCausalLM.from_pretrained(llama))
+    start = snapshot(model)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        for param in model.parameters():
+            param += param.requires_grad
+    assert not same(snapshot(model), start)
+    model.load_adapter(tmp_path, "default", is_trainable=True)
+    assert same(snapshot(model), start)
