@@ -162,16 +162,21 @@ def _trainable(model: nn.Module) -> list[str]:
     names = []
     for name, param in model.named_parameters():
         if param.requires_grad:
-            if is_packed(param):
-                raise ZeroBlockError(
-                    f"{name!r} is packed as {type(param).__name__} and cannot move: freeze it with "
-                    f"requires_grad_(False) and {ADAPTER}"
-                )
+            refuse_packed(name, param)
             names.append(name)
     if not names:
         fix = f"its weights are packed: {ADAPTER}" if packed(model) else "unfreeze some with requires_grad_(True)"
         raise ZeroBlockError(f"the model has no trainable parameter; {fix}")
     return names
+
+
+def refuse_packed(name: str, param: Tensor) -> None:
+    """Raise if a trainable weight is stored in a quantised form."""
+    if is_packed(param):
+        raise ZeroBlockError(
+            f"{name!r} is packed as {type(param).__name__} and cannot move: freeze it with requires_grad_(False) and "
+            f"{ADAPTER}"
+        )
 
 
 def is_packed(tensor: Tensor) -> bool:

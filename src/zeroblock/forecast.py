@@ -175,7 +175,8 @@ def forecast(config: Config, seconds: float = 10.0, tell: Callable[[str], None] 
         raise ZeroBlockError(f"{config.method} takes no steps, so there is nothing to plan: give a method that trains")
     config = resolve(config)
     device = models.find_device(config.device)
-    skeleton: Any = models.skeleton(config.model, trust_remote_code=config.trust_remote_code)
+    remote = config.trust_remote_code
+    skeleton: Any = models.skeleton(config.model, trust_remote_code=remote, adapter=config.adapter)
     free = free_memory(device)
     itemsize = models.DTYPES[config.dtype].itemsize
     needed = sum(param.numel() for param in skeleton.parameters()) * itemsize
@@ -275,7 +276,8 @@ def _memory(skeleton: Any, load: Load) -> list[Memory]:
     found = [Memory(cpu.method, peak(cpu), peak(gpu)) for cpu, gpu in zip(*tables, strict=True)]
     found.sort(key=lambda one: (one.method != "mezo_bcd", one.cpu))
     layers = getattr(config, "num_hidden_layers", 1)
-    full = ADAM_COPIES * tables[0][0].weights * 4 + layers * activations(4) // 2
+    trained = sum(param.numel() for param in skeleton.parameters() if param.requires_grad)
+    full = (tables[0][0].weights + (ADAM_COPIES - 1) * trained) * 4 + layers * activations(4) // 2
     return [*found, Memory(BACKPROPAGATION, full, full)]
 
 

@@ -153,11 +153,12 @@ def _check(name: str, param: Tensor, model: nn.Module) -> None:
         )
     if param.is_meta:
         raise ZeroBlockError(f"{name!r} is on the meta device; load the weights first")
-    if param.dtype not in DTYPES or hasattr(param, "__tensor_flatten__"):  # as quantised tensors have it
+    blocks_of.refuse_packed(name, param)
+    if param.dtype not in DTYPES or hasattr(param, "__tensor_flatten__"):  # as sharded tensors have it
         kind = param.dtype if param.dtype not in DTYPES else type(param).__name__
         raise ZeroBlockError(
-            f"{name!r} is {kind}; zeroblock moves fp32, fp64, fp16 and bf16 weights: freeze the others with "
-            "requires_grad_(False), and train an adapter on top (zeroblock.adapter.Lora().attach(model), or --lora)"
+            f"{name!r} is {kind}; zeroblock moves whole fp32, fp64, fp16 and bf16 weights: freeze the others with "
+            "requires_grad_(False)"
         )
 
 

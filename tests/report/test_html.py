@@ -117,6 +117,20 @@ def test_a_run_that_got_worse_says_so(tmp_path: Path) -> None:
     assert "The model got worse" in html_run.write_report(folder).read_text()
 
 
+def test_the_page_and_the_summary_agree_on_what_is_worse(trained: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "chance"))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+    def page(before: float, after: float) -> str:
+        changed = [line | {"value": after if line["step"] else before, "loss": 0.5} for line in lines]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+        return html_run.write_report(folder).read_text()
+
+    assert "The model got worse" not in page(0.625, 0.5), "one of eight examples is chance"
+    text = page(0.75, 0.25)
+    assert "worse than before training: test accuracy 25.0%, was 75.0%. Try a smaller learning rate (--lr 3e-4)" in text
+
+
 def test_the_loss_comes_first_where_the_metric_says_nothing(trained: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(trained, tmp_path / "silent"))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -127,6 +141,13 @@ def test_the_loss_comes_first_where_the_metric_says_nothing(trained: Path, tmp_p
     assert '<div class="was">0.875</div>' in text
     assert '<div class="big">0.625</div>' in text
     assert "The model got worse" not in text
+    summary = json.loads((folder / "summary.json").read_text()) | {"metric": "likelihood"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    likely = [line | {"metric": "likelihood", "value": 0.1 + line["step"] / 100} for line in changed]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in likely))
+    result = html_run.write_report(folder).read_text().partition("<h2>Result")[2].partition("</section>")[0]
+    assert '<div class="big">0.625</div>' in result
+    assert "likelihood" not in result
 
 
 @needs_browser

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from zeroblock.evaluate.evaluator import Evaluation
+from zeroblock.evaluate.measurement import Measurement
+from zeroblock.report.card import Facts, hub_card
 from zeroblock.report.summary import select, setback
+from zeroblock.train.config import Config
 
 
 def test_selection() -> None:
@@ -33,6 +36,8 @@ BETTER: dict[str, Any] = {
     ("changes", "said"),
     [
         ({}, ""),
+        ({"dev": {"value": 0.5, "loss": 0.7001, "n": 40}}, ""),
+        ({"dev": {"value": 0.5, "loss": 0.71, "n": 40}}, "dev loss 0.7100, was 0.7000"),
         ({"dev": {"value": 0.5, "loss": float("nan"), "n": 40}}, "dev loss is not finite, was 0.7000. Try"),
         ({"test": {"selected": 0.55, "n": 40}}, "test accuracy 55.0%, was 65.0%. Try a smaller learning rate"),
         ({"test": {"selected": 0.55, "n": 4}}, ""),
@@ -47,3 +52,12 @@ def test_a_setback_is_more_than_chance(changes: dict[str, Any], said: str) -> No
     found = setback({**BETTER, **changes})
     assert said in found
     assert bool(found) == bool(said)
+
+
+def test_the_card_of_free_text_shows_its_loss() -> None:
+    config = Config(model="smollm2", task="mine.jsonl", lr=1e-3, steps=4, metric="likelihood")
+    points = [(0, "dev", 2.5), (0, "test", 2.25), (4, "dev", 1.5), (4, "test", 1.25)]
+    found = [Measurement(step, split, Evaluation("likelihood", 0.1, loss, 8, 0.0), 0.0) for step, split, loss in points]
+    card = hub_card(Facts(config, 4, "dev loss", tuple(found)), "model")
+    assert "| loss | dev (n = 8) | test (n = 8) |" in card
+    assert "| **step 4** | 1.5000 | 1.2500 |" in card

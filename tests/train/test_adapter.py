@@ -216,7 +216,7 @@ def test_an_adapter_is_a_model_to_train_further(opt: Path, data: Path, tmp_path:
     assert not same(trained(final), trained(first))
     frozen = {n: p for n, p in snapshot(first).items() if n not in trained(first)}
     assert same({n: p for n, p in snapshot(final).items() if n in frozen}, frozen)
-    call("replay", tmp_path / "run", "--out", tmp_path / "out", "--device", "cpu")
+    call("replay", tmp_path / "run", "--step", "last", "--out", tmp_path / "out", "--device", "cpu")
     assert adapter.base_of(str(tmp_path / "out")) == str(opt)
     assert torch.equal(logits(peft.PeftModel.from_pretrained(base_of(opt), tmp_path / "out")), logits(final))
 
@@ -266,7 +266,7 @@ def test_a_prefix_is_resumed_and_replayed_to_the_bit(
         monkeypatch.setattr(attaching, "_activations", lambda *given: activations(*given) * (1 + 1e-6))
         resume(tmp_path / "run")
     assert kept(tmp_path / "run") == kept(tmp_path / "whole")
-    call("replay", tmp_path / "run", "--out", tmp_path / "out", "--device", "cpu")
+    call("replay", tmp_path / "run", "--step", "last", "--out", tmp_path / "out", "--device", "cpu")
     final = models[0]
     loaded = peft.PeftModel.from_pretrained(base_of(llama), tmp_path / "out").eval()
     assert torch.equal(logits(loaded), logits(final))
@@ -302,7 +302,7 @@ def test_lora_on_a_quantised_base(quantised: Path, data: Path, tmp_path: Path, m
     assert all("lora_" in name for name in trained(final))
     header = journal.read(tmp_path / "run").header
     assert (header.dtype, header.extra["dtype"], len(header.blocks)) == ("mixed", "fp32", 2)
-    call("replay", tmp_path / "run", "--out", tmp_path / "out", "--device", "cpu")
+    call("replay", tmp_path / "run", "--step", "last", "--out", tmp_path / "out", "--device", "cpu")
     assert torch.equal(logits(models_of.load(str(tmp_path / "out"), device="cpu")), logits(final))
     fingerprint = journal.fingerprint(final)
     final.base_model.model.model.decoder.layers[0].fc1.weight[3, 4] += 1
@@ -336,15 +336,16 @@ def test_a_wrapped_tensor_is_fingerprinted_and_not_trained() -> None:
     model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(3, 2), nn.Linear(2, 2)])})
     model["layers"][0].weight = nn.Parameter(wrapped, requires_grad=False)  # type: ignore[index]
     before = journal.fingerprint(model)
-    with pytest.warns(ZeroBlockWarning, match="the first 'layers.0.weight', cannot move"):
+    with pytest.warns(ZeroBlockWarning, match="1 packed weights, the first 'layers.0.weight', cannot move"):
         zb.mezo_bcd(model, lr=1.0)
     wrapped.numbers[1, 1] += 1
     assert journal.fingerprint(model) != before
     model["layers"][0].weight.requires_grad_(True)  # type: ignore[index]
-    with pytest.raises(
-        ZeroBlockError, match=r"is packed as Wrapped and cannot move: .* train an adapter on top \(--lora"
-    ):
+    with pytest.raises(ZeroBlockError, match=r"is packed as Wrapped and cannot move: freeze it .* train an adapter"):
         zb.mezo_bcd(model, lr=1.0)
+    names = [name for name, _ in model.named_parameters()]
+    with pytest.raises(ZeroBlockError, match="is packed as Wrapped"):
+        zb.ZeroOrder(model, 1.0, partition=[names])
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def test_fine_tuning_keeps_its_best_weights(llama: Path, data: Path, tmp_path: P
     assert not same(watch.seen[2], watch.seen[6])
     assert not list(result.folder.glob(".snapshot*"))
     assert f"    {result.folder / 'model'}" in (result.folder / "summary.md").read_text()
+    assert "Copy the weights of step 2, which dev selected" in (result.folder / "report.html").read_text()
     said = call("replay", result.folder, "--out", tmp_path / "copy")
     assert f"of step 2; they are in {result.folder / 'model'} too" in said
     assert same(weights(tmp_path / "copy"), watch.seen[2])

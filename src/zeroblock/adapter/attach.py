@@ -151,6 +151,7 @@ class Layers(nn.Module):
         super().__init__()
         parts = [part.clone() for part in weight.detach().chunk(layers, 1)]
         self.layers = nn.ModuleList(nn.Embedding.from_pretrained(part, freeze=False) for part in parts)
+        self.register_load_state_dict_pre_hook(_cut)
 
     @property
     def weight(self) -> Tensor:
@@ -160,6 +161,14 @@ class Layers(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Ids of any shape → (…, layers · 2 · width)."""
         return torch.cat([layer(tokens) for layer in self.layers], -1)
+
+
+def _cut(embedding: Layers, state: dict[str, Any], start: str, *_: Any) -> None:
+    """Cut the tensor that PEFT saves and loads, one for all layers, where a state dict holds it."""
+    whole = state.pop(f"{start}weight", None)
+    if whole is not None:
+        parts = whole.chunk(len(embedding.layers), 1)
+        state.update({f"{start}layers.{i}.weight": part for i, part in enumerate(parts)})
 
 
 def by_layer(adapted: Any) -> nn.Module:

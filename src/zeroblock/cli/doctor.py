@@ -74,7 +74,7 @@ def _devices(problems: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
         from ..bench.host import machine
         from ..forecast import free_memory
     except Exception as error:  # a broken installation fails in any way
-        problems.append(f"it cannot be imported ({type(error).__name__}: {' '.join(str(error).split())[:200]})")
+        problems.append(f"zeroblock cannot be imported ({type(error).__name__}: {' '.join(str(error).split())[:200]})")
         return [], notes
     cpu: dict[str, Any] = {"name": machine("cpu"), "device": "cpu", "cores": os.cpu_count()}
     cpu |= {"free_bytes": free_memory(torch.device("cpu")), "step": _trial("cpu", problems)}

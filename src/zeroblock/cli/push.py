@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -44,6 +45,7 @@ def push(
     For example: `zeroblock push runs/sst2 ann/opt-sst2`, or first with `--dry-run look`
     """
     from .. import hub
+    from ..adapter import is_folder
 
     if what not in KINDS:
         raise unknown("--what", what, KINDS)
@@ -51,10 +53,13 @@ def push(
     with _folder(dry_run) as folder:
         if what == "journal":
             _write_journal(run, step, folder, repo)
-        elif (run / "config.json").is_file():
+        elif (run / "config.json").is_file() or is_folder(str(run)):
             _take_model(run, folder, repo, link=dry_run is None)
         else:
             write_run(run, step, folder, model, device, force, trust_remote_code, repo)
+        adapted = is_folder(str(folder))
+        if adapted:
+            _name_base(folder)
         files = sorted(file for file in folder.rglob("*") if file.is_file())
         typer.echo(f"{repo} ({'private' if private else 'public'}):")
         for file in files:
@@ -65,6 +70,8 @@ def push(
         typer.echo(f"sending as {user}")
         url = hub.upload(folder, repo, private=private, message=f"{what} from zeroblock", endpoint=endpoint)
     load = f'zb.load("{repo}")' if what == "journal" else f'from_pretrained("{repo}")'
+    if adapted:
+        load = f'PeftModel.from_pretrained(base, "{repo}")'
     typer.echo(f"{url}: {load}")
 
 
@@ -100,6 +107,21 @@ def _write_journal(run: Path, step: str | None, folder: Path, repo: str) -> None
         method = str(contents.header.extra.get("method") or "")
         text = hub_card(facts, "journal", repo) if facts else public_card(contents.header.card, [method], given.model)
     (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _name_base(folder: Path) -> None:
+    """Have an adapter name its base as others know it: by its hub id, or by the last part of its path."""
+    from ..adapter import CONFIG, base_of
+    from ..journal.share import public_name
+    from ..report.card import hub_name
+
+    base = public_name(base_of(str(folder)))
+    known = hub_name(base)
+    if known is None:
+        typer.echo(f"{CONFIG} names the base {base!r}, which is no repository: others need that model too", err=True)
+    file = folder / CONFIG
+    settings = json.loads(file.read_text(encoding="utf-8")) | {"base_model_name_or_path": known or base}
+    file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _take_model(run: Path, folder: Path, repo: str, link: bool) -> None:

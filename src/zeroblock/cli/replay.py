@@ -83,7 +83,7 @@ def write_run(
         taken = copy_kept(run, step, out)
     else:
         taken = write_weights(run, choose_step(run, step), out, model, device, force, trust_remote_code)
-    if facts := Facts.read(folder, taken):
+    if facts := Facts.read(folder, taken, out):
         (out / "README.md").write_text(hub_card(facts, "model", repo or PLACEHOLDER), encoding="utf-8")
     if repo is not None:
         return
@@ -135,12 +135,15 @@ def _parse(step: str | None) -> int | None:
 def is_kept(run: Path) -> bool:
     """Whether a run kept its weights and no journal, as ``ft`` does; one that kept neither is refused."""
     from ..journal.format import locate
-    from ..train.config import BACKPROPAGATION, recorded
+    from ..train.config import BACKPROPAGATION, MEASURED, recorded
     from ..train.folder import Folder
 
     if not run.is_dir() or locate(run).exists() or not (run / "config.toml").is_file():
         return False
-    if recorded(run / "config.toml", trust_remote_code=True).method != BACKPROPAGATION:
+    method = recorded(run / "config.toml", trust_remote_code=True).method
+    if method in MEASURED:
+        raise ZeroBlockError(f"{run} is a run of {method}, which measures a model and does not change it")
+    if method != BACKPROPAGATION:
         return False
     if not Folder(run).model.is_dir():
         raise ZeroBlockError(

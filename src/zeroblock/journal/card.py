@@ -48,7 +48,9 @@ def card(header: Header, records: Sequence[Record], run: Path) -> str:
         "```python",
         "import zeroblock as zb",
         "",
-        'zb.load(model, "FILE.zbj")  # model with the base weights; zb.unload(model) takes it out again',
+        'model = zb.load("FILE.zbj")  # loads the base, and makes the adapter'
+        if header.extra.get("adapter")
+        else 'zb.load(model, "FILE.zbj")  # model with the base weights; zb.unload(model) takes it out again',
         "```",
     ]
     return "\n".join(lines) + "\n"

@@ -115,7 +115,8 @@ def load(
     if path is not None:
         raise ZeroBlockError("load takes a model of torch and a journal, or a journal alone: load the model first")
     contents = _opened(model, force)
-    base = Base(contents.header, device=device, random_weights=force)
+    run = format.locate(model).parent if is_own(contents, model) else None
+    base = Base(contents.header, device=device, random_weights=force, run=run)
     try:
         base.check()
         module = base.load()

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from ..adapter import base_of, is_folder
 from ..errors import ZeroBlockError, shown
+from ..evaluate.evaluator import Evaluation
 from ..evaluate.measurement import SPLITS, Measurement, read_measurements
 from ..hub import is_id
 from ..journal.share import public_name
 from ..task import TASKS
+from ..task.metric import is_loss, worded
 from ..train.config import EXECUTION, Config, recorded
 from .summary import selection
 
@@ -36,20 +39,23 @@ class Facts:
         step: whose weights the repository holds.
         by: how that step was selected; empty if it was not selected by dev.
         measurements: the evaluations of the run.
+        adapted: the base of the adapter that the repository holds; empty if it holds whole weights or a journal.
     """
 
     config: Config
     step: int
     by: str
     measurements: tuple[Measurement, ...]
+    adapted: str = ""
 
     @classmethod
-    def read(cls, run: Path, step: int) -> Facts | None:
+    def read(cls, run: Path, step: int, weights: Path | None = None) -> Facts | None:
         """Read them from a run's folder; None if it has no readable configuration.
 
         Args:
             run: the folder.
             step: whose weights the repository holds.
+            weights: the folder of these weights, if the repository holds them.
         """
         try:
             config = recorded(run / "config.toml", trust_remote_code=True)  # no model is loaded here
@@ -60,7 +66,8 @@ class Facts:
         except (OSError, ValueError):
             measurements = ()
         chosen = selection(run)
-        return cls(config, step, chosen.by if chosen and chosen.step == step else "", measurements)
+        adapted = base_of(str(weights)) if weights is not None and is_folder(str(weights)) else ""
+        return cls(config, step, chosen.by if chosen and chosen.step == step else "", measurements, adapted)
 
     def at(self, step: int) -> dict[str, Measurement]:
         """The evaluations after a step, by split."""
@@ -69,7 +76,7 @@ class Facts:
     @property
     def base(self) -> str:
         """The base by its name of the hub or of zeroblock's own, or by the last part of its path."""
-        return shown(public_name(self.config.model), MAX_VALUE)
+        return shown(public_name(self.adapted or self.config.model), MAX_VALUE)
 
     @property
     def task(self) -> str:
@@ -108,7 +115,7 @@ def hub_card(facts: Facts, what: What, repo: str = PLACEHOLDER) -> str:
         "",
         "## How to use it",
         "",
-        *(_use_model(repo) if what == "model" else _use_journal(repo, facts.base)),
+        *_use(facts, what, repo),
     ]
     return _front_matter(facts, what, repo) + "\n".join(lines) + "\n"
 
@@ -132,8 +139,9 @@ def _front_matter(facts: Facts, what: What, repo: str) -> str:
             )
         )
     data = ModelCardData(
-        base_model=_hub_name(facts.base),
-        library_name="transformers" if what == "model" else "zeroblock",
+        base_model=hub_name(facts.base),
+        base_model_relation="adapter" if facts.adapted else None,
+        library_name="zeroblock" if what == "journal" else "peft" if facts.adapted else "transformers",
         pipeline_tag="text-generation",
         tags=["zeroblock", *([] if facts.config.method == "ft" else ["zeroth-order"]), facts.config.method],
         datasets=[dataset] if dataset else None,
@@ -144,8 +152,15 @@ def _front_matter(facts: Facts, what: What, repo: str) -> str:
     return f"---\n{data.to_yaml()}\n---\n\n"
 
 
-def _hub_name(base: str) -> str | None:
-    """The hub id of a base, if it has one."""
+def hub_name(base: str) -> str | None:
+    """The hub id of a base, if it has one.
+
+    Args:
+        base: without the folders of this machine.
+
+    >>> hub_name("smollm2"), hub_name("facebook/opt-125m"), hub_name("mine")
+    ('HuggingFaceTB/SmolLM2-135M-Instruct', 'facebook/opt-125m', None)
+    """
     name = HUB_NAMES.get(base, base)
     return name if is_id(name) else None
 
@@ -160,7 +175,7 @@ def _results(facts: Facts) -> list[str]:
     now, before = facts.at(facts.step), facts.at(0)
     if not now:
         return [f"The run was not evaluated after step {facts.step:,}."]
-    first = next(iter(now.values())).evaluation.metric
+    first = worded(next(iter(now.values())).evaluation.metric, 1.0).partition(" ")[0]
     counts = [f"{split} (n = {now[split].evaluation.n:,})" if split in now else split for split in SPLITS]
     lines = [f"| {shown(first)} | {counts[0]} | {counts[1]} |", "|---|---|---|"]
     if before and facts.step:
@@ -170,8 +185,13 @@ def _results(facts: Facts) -> list[str]:
 
 def _row(label: str, found: dict[str, Measurement]) -> str:
     results = [found[split].evaluation if split in found else None for split in SPLITS]
-    values = [f"{100 * one.value:.1f} %, loss {one.loss:.4f}" if one else "–" for one in results]
+    values = [_numbers(one) if one else "–" for one in results]
     return f"| {label} | {values[0]} | {values[1]} |"
+
+
+def _numbers(one: Evaluation) -> str:
+    """The metric and the loss; one of them where the metric is the loss in other words."""
+    return f"{one.loss:.4f}" if is_loss(one.metric) else f"{100 * one.value:.1f} %, loss {one.loss:.4f}"
 
 
 def _settings(facts: Facts) -> list[str]:
@@ -210,6 +230,34 @@ def command(config: Config) -> str:
     return " ".join(shlex.quote(word) for word in words)
 
 
+def _use(facts: Facts, what: What, repo: str) -> list[str]:
+    """How to use what the repository holds."""
+    if what == "journal":
+        return _use_journal(repo, facts)
+    return _use_adapter(repo, facts) if facts.adapted else _use_model(repo)
+
+
+def _use_adapter(repo: str, facts: Facts) -> list[str]:
+    base = hub_name(facts.base) or facts.base
+    name = json.dumps(repo, ensure_ascii=False)
+    lines = [
+        "This repository holds an adapter. It belongs to its base and is loaded with it:",
+        "",
+        "```python",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f"base = AutoModelForCausalLM.from_pretrained({json.dumps(base, ensure_ascii=False)})",
+        f"model = PeftModel.from_pretrained(base, {name})",
+        f"tokenizer = AutoTokenizer.from_pretrained({name})",
+        "```",
+    ]
+    if facts.config.lora is None:
+        return lines
+    served = f"vllm serve {shlex.quote(base)} --enable-lora --lora-modules tuned={shlex.quote(repo)}"
+    return [*lines, "", "With vLLM:", "", "```", served, "```"]
+
+
 def _use_model(repo: str) -> list[str]:
     name = json.dumps(repo, ensure_ascii=False)
     return [
@@ -231,8 +279,9 @@ def _use_model(repo: str) -> list[str]:
     ]
 
 
-def _use_journal(repo: str, base: str) -> list[str]:
+def _use_journal(repo: str, facts: Facts) -> list[str]:
     name = json.dumps(repo, ensure_ascii=False)
+    into = f"zb.load(model, {name})  # or into a model that you have loaded; zb.unload(model) takes it out again"
     return [
         "This repository holds `journal.zbj`: every step in a few bytes. The base weights and these steps give the "
         "fine-tuned weights, bit for bit.",
@@ -240,8 +289,8 @@ def _use_journal(repo: str, base: str) -> list[str]:
         "```python",
         "import zeroblock as zb",
         "",
-        f"model = zb.load({name})  # loads {base}, then takes the steps",
-        f"zb.load(model, {name})  # or into a model that you have loaded; zb.unload(model) takes it out again",
+        f"model = zb.load({name})  # loads {facts.base}, then takes the steps",
+        *([] if facts.config.adapter else [into]),  # an adapter that is made anew starts from other weights
         "```",
         "",
         "As a folder for `from_pretrained`:",
@@ -263,7 +312,7 @@ def public_card(text: str, tags: Sequence[str], base: str) -> str:
     from huggingface_hub import ModelCardData
 
     data = ModelCardData(
-        base_model=_hub_name(base),
+        base_model=hub_name(base),
         library_name="zeroblock",
         pipeline_tag="text-generation",
         tags=["zeroblock", "zeroth-order", *tags],

@@ -13,9 +13,11 @@ import numpy as np
 from .. import atomic
 from ..errors import shown
 from ..evaluate.measurement import SPLITS
+from ..task.metric import is_loss
 from .html import REPORT, bar, card, command, fact, page, pairs, percent, plain, size, span, table
 from .html_chart import Level, Line, activity_chart, line_chart, number
 from .source import Source, read_source
+from .summary import LOSS, setback
 
 MAX_TABLE_BLOCKS = 400
 """Rows of the table of blocks."""
@@ -87,20 +89,21 @@ def _result(source: Source) -> str:
     where = f"at step {chosen:,}, selected by {summary['selected_by']}" if source.config.trains else "without training"
     said = plain(where)
     scores = [percent(value), f"{plain(metric)} on {n:,} test examples, {said}"]
+    if is_loss(metric) and now is not None:  # free text: the loss says more
+        scores = [f"{now['loss']:.3f}", f"loss on {n:,} test examples, {said}"]
     if before is None:
         return card("Result", f'<div class="hero">{_big(*scores)}</div>')
     losses = [] if now is None else [before["loss"], now["loss"]]
     lost = all(map(math.isfinite, losses)) and len(losses) == 2
-    if lost and value == before["value"]:  # the metric says nothing, as on answers that are never met word by word
+    if lost and (is_loss(metric) or value == before["value"]):  # the metric says nothing that the loss does not
         first = _was(f"{losses[0]:.3f}") + _big(f"{losses[1]:.3f}", f"loss on {n:,} test examples, {said}")
-        rest = f'<div><div class="was">{percent(value)}</div><div class="label">{plain(metric)}, as before</div></div>'
-        worse = losses[1] > losses[0]
+        as_before = f'<div class="was">{percent(value)}</div><div class="label">{plain(metric)}, as before</div>'
+        rest = "" if is_loss(metric) else f"<div>{as_before}</div>"
     else:
         first = _was(percent(before["value"])) + _big(*scores) + _change(100 * (value - before["value"]), "points")
         drop = f"{losses[0]:.3f} → {losses[1]:.3f}" if lost else ""
         rest = f'<div><div class="was">{drop}</div><div class="label">test loss</div></div>' if drop else ""
-        worse = value < before["value"]
-    return card("Result", f'<div class="hero">{first}{rest}</div>') + (_alarm() if worse else "")
+    return card("Result", f'<div class="hero">{first}{rest}</div>') + _alarm(source, summary)
 
 
 def _was(number_before: str) -> str:
@@ -119,13 +122,17 @@ def _change(points: float, unit: str) -> str:
     return f'<div><div class="change {style}">{points:+.1f} {unit}</div></div>'
 
 
-def _alarm() -> str:
-    return card(
-        "The model got worse",
-        "<p>Test is worse than before training. Try a third of the learning rate, more steps, or "
-        "<code>--lr-schedule linear</code>; <code>--clip</code> guards against single large coefficients.</p>",
-        style="alarm",
-    )
+def _alarm(source: Source, summary: dict[str, Any]) -> str:
+    """The warning that ``train`` and ``summary.md`` give too, from the evaluations of this page; or nothing."""
+    seen = {split: (_at(source, split, summary["selected_step"]), _at(source, split, 0)) for split in SPLITS}
+    judged = summary | {"lr": source.config.lr, "clip": source.config.clip}
+    for split, (now, _) in seen.items():
+        judged[split] = summary[split] | ({} if now is None else {"value": now["value"], "loss": now["loss"]})
+    judged["test"] |= {"selected": judged["test"].get("value", summary["test"]["selected"])}
+    for key, name in (("zero_shot", "value"), (LOSS, "loss")):
+        judged[key] = {split: was[name] for split, (_, was) in seen.items() if was is not None}
+    warning = setback(judged)
+    return card("The model got worse", f"<p>It is {plain(warning)}.</p>", style="alarm") if warning else ""
 
 
 def _facts(source: Source) -> str:
@@ -140,7 +147,8 @@ def _facts(source: Source) -> str:
     if summary.get("peak_memory"):
         facts.append((size(summary["peak_memory"]), "peak memory"))
     if source.about.get("weights"):
-        facts.append((f"{source.about['weights'] / 1e6:,.0f} M", "weights"))
+        millions = source.about["weights"] / 1e6
+        facts.append((f"{millions:,.0f} M" if millions >= 10 else f"{millions:.2g} M", "weights"))
     if source.journal is not None:
         facts.append((size(source.journal.stat().st_size), "journal: all that must be kept"))
     if summary.get("skipped"):

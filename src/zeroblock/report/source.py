@@ -19,7 +19,7 @@ from ..evaluate.measurement import MAX_FLOAT, MAX_SHOWN, SPLITS, Measurement, re
 from ..train.config import Config, read, recorded
 from .about import NAME as ABOUT
 from .about import read_about
-from .summary import MAX_BLOCKS, check_summary, summarize
+from .summary import MAX_BLOCKS, MODEL, check_summary, summarize
 
 MAX_STEP = 2**32
 """Steps that a run may have."""
@@ -89,6 +89,9 @@ class Source:
                 commands[f"Rebuild the weights of step {step[1]}, which dev selected"] = shlex.join(words)
                 words = ["zeroblock", "export", place, *step, "--out", f"{self.folder.name or 'run'}.zbj"]
                 commands["Share the same as one small file"] = shlex.join(words)
+        elif (self.folder / MODEL).is_dir() and self.summary is not None:
+            label = f"Copy the weights of step {self.summary['selected_step']}, which dev selected, with their card"
+            commands[label] = shlex.join(["zeroblock", "replay", place, "--out", "FOLDER"])
         commands["Make the run again"] = self.command
         return commands
 

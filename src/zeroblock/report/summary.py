@@ -39,12 +39,14 @@ MAX_BLOCKS = 100_000
 """The linear layers of the largest mixtures of experts are half as many; a figure of more would fill the memory."""
 
 
+RISE = 0.01
+"""Fraction by which a loss must rise before a run is said to have got worse."""
 LOSS = "zero_shot_loss"
 """The entry of ``summary.json`` with the losses before training."""
+ADAPTER = "adapter"
+"""The folder of a run for the adapter of its selected step, as PEFT saves it."""
 MODEL = "model"
 """The folder of a run that ``from_pretrained`` loads: ``ft`` writes it, and ``zeroblock replay`` is told to."""
-ADAPTER = "adapter"
-"""The folder of a run with the adapter of its selected step, as PEFT saves it."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ def setback(summary: Mapping[str, Any]) -> str:
 
     It compares what dev selected by, and the metric on test, with their values before training.  A metric p on n
     examples has fallen if it lost more than its standard error, √(p(1 − p)/n): one example more or less is chance.
+    A loss has risen if it did by more than ``RISE`` of itself.
 
     Args:
         summary: of a training run; one without an evaluation before the first step is never worse.
@@ -192,7 +195,7 @@ def setback(summary: Mapping[str, Any]) -> str:
     found = []
     if summary["selected_by"] == "dev loss":
         was, now = _number(summary, LOSS, "dev"), _number(summary, "dev", "loss")
-        if was is not None and (now is None or now > was):
+        if was is not None and (now is None or now > (1 + RISE) * was):
             found.append(f"dev loss {'is not finite' if now is None else f'{now:.4f}'}, was {was:.4f}")
     else:
         found += _fallen(summary, "dev", summary["dev"]["value"])
@@ -253,7 +256,9 @@ def weights_line(folder: Path, summary: Mapping[str, Any]) -> str:
 def weights_title(summary: Mapping[str, Any], why: str = "") -> str:
     """The words before :func:`weights_line`: which step it gives, why that one, and what loads it."""
     step = f"step {summary['selected_step']:,}{why}"
-    return f"adapter of {step}, for PEFT" if summary.get("adapter") else f"weights of {step}, for from_pretrained"
+    adapted = bool(summary.get("adapter"))
+    what, loader = ("adapter", "PeftModel.from_pretrained") if adapted else ("weights", "from_pretrained")
+    return f"{what} of {step}, for {loader}"
 
 
 def ending(folder: Path, summary: Mapping[str, Any]) -> list[str]:

@@ -44,7 +44,7 @@ from typing import Any
 from ..errors import ZeroBlockError, unknown
 from ..task import TASKS
 from ..task.own import is_hub, is_path
-from ..train.config import Config, distrust, is_lr_schedule, renamed
+from ..train.config import BACKPROPAGATION, Config, distrust, is_lr_schedule, renamed
 
 KEYS = ("tune", "tune_seeds", "run", "grid", "follow", "task", "case")
 AVERAGED = ("seed", "data_seed")
@@ -194,6 +194,8 @@ class Grid:
 
     def _config(self, fields: Fields, case: Case, follow: Mapping[str, str]) -> Config:
         fields = fields | {name: fields[source] for name, source in follow.items() if source in fields}
+        if fields.get("method") == BACKPROPAGATION:  # whose weights would fill the disk, run by run
+            fields = {"save_weights": False, **fields}
         try:
             return Config.of(fields)
         except ZeroBlockError as error:

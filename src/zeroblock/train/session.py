@@ -17,7 +17,7 @@ from .. import adapter
 from ..errors import ZeroBlockError
 from ..evaluate.measurement import Measurement
 from ..journal import Header, Journal, Record, replay
-from ..report.summary import select_measured, summarize
+from ..report.summary import ADAPTER, select_measured, summarize
 from ..report.track import Silent, Tracker, tracker
 from ..report.view import Meter, View, peak_memory
 from ..run.queue import MAX_STEPS
@@ -29,8 +29,6 @@ from .lr import lr_at
 from .stop import Stop, Stopped
 from .workload import Workload
 
-ADAPTER = "adapter"
-"""The folder within a run's for the adapter of its selected step, as PEFT saves it."""
 BUFFERED_STEPS = 10_000
 """Steps that are kept in memory before they are written to ``steps.csv``."""
 
