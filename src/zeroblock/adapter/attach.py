@@ -41,7 +41,7 @@ def attach_lora(model: nn.Module, r: int, alpha: float, targets: Sequence[str], 
     names = resolve(model, targets)
     matched = [module for path, module in _linears(model) if _ends(path, names)]
     config = peft.LoraConfig(
-        task_type="CAUSAL_LM",
+        task_type=None if family.masked(model) else "CAUSAL_LM",
         r=r,
         lora_alpha=alpha if alpha % 1 else int(alpha),
         lora_dropout=0.0,
