@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import nn
 
 from zeroblock.task import Encoded
@@ -54,6 +54,7 @@ def tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
     if kind == "Roberta":
         inner = Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer: Any = trainers.BpeTrainer(
             vocab_size=360, special_tokens=tokens, initial_alphabet=alphabet, show_progress=False
