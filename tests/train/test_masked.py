@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,8 @@ def test_the_command_line_lists_blocks_and_attaches_adapters(bert: Path, data: P
     lora = ("--lora", "r=2,targets=q,v", "--steps", 2, "--lr", 1e-2, "--batch-size", 4, "--out", tmp_path / "lora")
     done = zeroblock("train", *model, "--task", "sst2", *lora)
     assert (done.returncode, "point after another" in done.stderr) == (0, False), done.stderr
+    done = zeroblock("train", *model, "--task", "sst2", "--lr", 1e-2, "--steps", 2, "--prefix", 3)
+    assert (done.returncode, "use LoRA" in done.stderr) == (2, True), done.stderr
     done = zeroblock("eval", *model, "--task", "squad")
     assert (done.returncode, "fills in single words and generates no text" in done.stderr) == (2, True), done.stderr
 
@@ -145,3 +148,23 @@ def test_an_encoder_decoder_steps_on_a_closure(data: Path, tmp_path: Path) -> No
     base = load(str(folder), "fp32", "cpu")
     zb.replay(zb.mezo_bcd(base, lr=2e-2, eps=1e-2, probes=2, clip=5.0), records)
     assert same(snapshot(model), snapshot(base))
+
+
+def test_the_python_of_the_guide(roberta: Path, tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "guides" / "encoders.md"
+    snippets = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    tokens = torch.tensor([[3, 3, 3, 3, 5]])
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    llava = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(image_size=8, patch_size=4, **shape),
+        text_config=transformers.LlamaConfig(vocab_size=16, **shape), image_token_id=3,
+    )  # fmt: skip
+    names = {
+        "roberta": load(str(roberta), "fp32", "cpu"), "tokenizer": tokenizer("Roberta"),
+        "t5": load(str(t5(tmp_path / "t5")), "fp32", "cpu"), "questions": tokens, "answers": tokens, "tokens": tokens,
+        "llava": transformers.LlavaForConditionalGeneration(llava), "pixels": torch.randn(1, 3, 8, 8),
+    }  # fmt: skip
+    for snippet in snippets:
+        exec(snippet, names)
+        assert names["optimizer"].steps == 1
+    assert len(snippets) == 3
