@@ -95,7 +95,8 @@ def test_a_run_learns_and_resumes_and_replays(roberta: Path, data: Path, tmp_pat
     evaluations = [line for line in lines(tmp_path / "whole") if line["kind"] == "eval" and line["split"] == "test"]
     assert evaluations[-1]["loss"] < 0.98 * evaluations[0]["loss"]
     done = zeroblock("replay", tmp_path / "whole", "--step", 20, "--out", tmp_path / "tuned")
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, 'pipeline("fill-mask"' in done.stdout) == (0, True), done.stderr
+    assert "AutoModelForMaskedLM.from_pretrained" in (tmp_path / "tuned" / "README.md").read_text()
     again = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "tuned")
     assert same(snapshot(models[0]), snapshot(again))
     done = zeroblock("eval", "--model", tmp_path / "tuned", "--task", "sst2", "--data", data, "--json")

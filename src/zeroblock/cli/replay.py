@@ -75,17 +75,17 @@ def write_run(
         repo: where it goes on the hub, if it does.
     """
     from ..journal.format import locate
-    from ..report.card import PLACEHOLDER, Facts, hub_card
+    from ..report.card import PLACEHOLDER, Facts, hub_card, pipeline_of
 
     folder = locate(run).parent
     if is_kept(run):
         taken = copy_kept(run, step, out)
     else:
         taken = write_weights(run, choose_step(run, step), out, model, device, force, trust_remote_code)
-    if facts := Facts.read(folder, taken):
+    if facts := Facts.read(folder, taken, out):
         (out / "README.md").write_text(hub_card(facts, "model", repo or PLACEHOLDER), encoding="utf-8")
     if repo is None:
-        typer.echo(f'load it with from_pretrained("{out}"), or pipeline("text-generation", model="{out}")')
+        typer.echo(f'load it with from_pretrained("{out}"), or pipeline("{pipeline_of(out)}", model="{out}")')
 
 
 def choose_step(run: Path, step: str | None) -> int | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from .. import family
 from ..errors import ZeroBlockError, shown
 from ..evaluate.measurement import SPLITS, Measurement, read_measurements
 from ..hub import is_id
@@ -17,6 +18,8 @@ from ..task import TASKS
 from ..train.config import EXECUTION, Config, recorded
 from .summary import selection
 
+GENERATION, FILLING = "text-generation", "fill-mask"
+"""The pipelines of transformers for causal and for masked language models."""
 What = Literal["model", "journal"]
 """What a repository holds: a folder for ``from_pretrained``, or an exported journal."""
 HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
@@ -36,20 +39,23 @@ class Facts:
         step: whose weights the repository holds.
         by: how that step was selected; empty if it was not selected by dev.
         measurements: the evaluations of the run.
+        pipeline: of transformers, that the model is for.
     """
 
     config: Config
     step: int
     by: str
     measurements: tuple[Measurement, ...]
+    pipeline: str = GENERATION
 
     @classmethod
-    def read(cls, run: Path, step: int) -> Facts | None:
+    def read(cls, run: Path, step: int, model: Path | None = None) -> Facts | None:
         """Read them from a run's folder; None if it has no readable configuration.
 
         Args:
             run: the folder.
             step: whose weights the repository holds.
+            model: the folder with these weights, if they are written.
         """
         try:
             config = recorded(run / "config.toml", trust_remote_code=True)  # no model is loaded here
@@ -60,7 +66,8 @@ class Facts:
         except (OSError, ValueError):
             measurements = ()
         chosen = selection(run)
-        return cls(config, step, chosen.by if chosen and chosen.step == step else "", measurements)
+        by = chosen.by if chosen and chosen.step == step else ""
+        return cls(config, step, by, measurements, GENERATION if model is None else pipeline_of(model))
 
     def at(self, step: int) -> dict[str, Measurement]:
         """The evaluations after a step, by split."""
@@ -75,6 +82,15 @@ class Facts:
     def task(self) -> str:
         """The task by its name, or by that of its file."""
         return shown(Path(self.config.task).name, MAX_VALUE)
+
+
+def pipeline_of(folder: Path) -> str:
+    """The pipeline of transformers that a folder's model is for."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # an adapter's folder has none
+        return GENERATION
+    return FILLING if any(family.MASKED.search(str(name)) for name in config.get("architectures") or ()) else GENERATION
 
 
 def hub_card(facts: Facts, what: What, repo: str = PLACEHOLDER) -> str:
@@ -108,7 +124,7 @@ def hub_card(facts: Facts, what: What, repo: str = PLACEHOLDER) -> str:
         "",
         "## How to use it",
         "",
-        *(_use_model(repo) if what == "model" else _use_journal(repo, facts.base)),
+        *(_use_model(repo, facts.pipeline) if what == "model" else _use_journal(repo, facts.base)),
     ]
     return _front_matter(facts, what, repo) + "\n".join(lines) + "\n"
 
@@ -123,7 +139,7 @@ def _front_matter(facts: Facts, what: What, repo: str) -> str:
     if test is not None:
         results.append(
             EvalResult(
-                task_type="text-generation",
+                task_type=facts.pipeline,
                 dataset_type=dataset or facts.task,
                 dataset_name=facts.task,
                 dataset_split="test",
@@ -134,7 +150,7 @@ def _front_matter(facts: Facts, what: What, repo: str) -> str:
     data = ModelCardData(
         base_model=_hub_name(facts.base),
         library_name="transformers" if what == "model" else "zeroblock",
-        pipeline_tag="text-generation",
+        pipeline_tag=facts.pipeline,
         tags=["zeroblock", *([] if facts.config.method == "ft" else ["zeroth-order"]), facts.config.method],
         datasets=[dataset] if dataset else None,
         metrics=[test.evaluation.metric] if test is not None else None,
@@ -210,18 +226,27 @@ def command(config: Config) -> str:
     return " ".join(shlex.quote(word) for word in words)
 
 
-def _use_model(repo: str) -> list[str]:
+def _use_model(repo: str, pipeline: str) -> list[str]:
     name = json.dumps(repo, ensure_ascii=False)
-    return [
+    auto = "AutoModelForMaskedLM" if pipeline == FILLING else "AutoModelForCausalLM"
+    call = 'print(pipe("The film was", max_new_tokens=20)[0]["generated_text"])'
+    if pipeline == FILLING:
+        call = 'print(pipe(f"The film was {pipe.tokenizer.mask_token}.")[0]["token_str"])'
+    lines = [
         "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline",
+        f"from transformers import {auto}, AutoTokenizer, pipeline",
         "",
-        f'pipe = pipeline("text-generation", model={name})',
-        'print(pipe("The film was", max_new_tokens=20)[0]["generated_text"])',
+        f'pipe = pipeline("{pipeline}", model={name})',
+        call,
         "",
-        f"model = AutoModelForCausalLM.from_pretrained({name})  # or without the pipeline",
+        f"model = {auto}.from_pretrained({name})  # or without the pipeline",
         f"tokenizer = AutoTokenizer.from_pretrained({name})",
         "```",
+    ]
+    if pipeline == FILLING:
+        return lines
+    return [
+        *lines,
         "",
         "With vLLM:",
         "",
@@ -265,7 +290,7 @@ def public_card(text: str, tags: Sequence[str], base: str) -> str:
     data = ModelCardData(
         base_model=_hub_name(base),
         library_name="zeroblock",
-        pipeline_tag="text-generation",
+        pipeline_tag=GENERATION,
         tags=["zeroblock", "zeroth-order", *tags],
     )
     return f"---\n{data.to_yaml()}\n---\n\n{text}"
