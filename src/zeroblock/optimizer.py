@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from . import block as blocks_of
 from .block import Block, Partition
+from .closure import Closure
 from .composition import Fixed, both_parts, check, check_model, check_numbers, count, parts_of
 from .errors import ZeroBlockError
 from .estimator import Estimator, TwoSided
@@ -27,7 +28,7 @@ from .run import host, stream
 from .run.queue import Queue
 from .schedule import Schedule, Shuffled
 from .state import State
-from .step import Closure, Plan, objective_of
+from .step import Plan, objective_of
 from .subspace import Full, Subspace
 from .turn import Turn, Turns
 from .watch import Watch

@@ -15,25 +15,22 @@ import contextlib
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from .closure import Closure, value_of
 from .direction import Direction, Member, Point, visit
 from .errors import ZeroBlockError
 from .estimator import Estimator
-from .interrupt import uninterrupted
 from .noise import Key
 from .record import Record
 from .rule import Move, Rule
 from .state import State
 from .turn import Turn, clamped
 from .weights import Decays, Weights
-
-Closure = Callable[[], Any]
-"""Returns a number: a float, a numpy scalar or a tensor (averaged in fp32), from one micro-batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -381,40 +378,3 @@ class Plan:
         """The step's record; ``numbers`` are on the host."""
         losses, coeffs = tuple(numbers.losses.tolist()), tuple(numbers.coeffs.tolist())
         return Record(self.turn.step, self.turn.block, coeffs, self.lr, losses, float(numbers.loss))
-
-
-@contextlib.contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """A context in which a model is in evaluation mode; afterwards every module has its own mode again."""
-    training = [module for module in model.modules() if module.training]
-    with uninterrupted() as shield:
-        try:
-            for module in training:
-                module.training = False
-            with shield.opened():
-                yield
-        finally:
-            for module in training:
-                module.training = True
-
-
-def value_of(closure: Closure) -> float:
-    """The value of a closure at the weights as they are shown now."""
-    torch.clear_autocast_cache()  # it keeps 16-bit copies of the weights, which would hide the perturbation
-    value = _number(closure())
-    torch.clear_autocast_cache()
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, Tensor):
-        wide = value.detach() if value.dtype == torch.float64 else value.detach().float()
-        return float(wide.mean())
-    if value is None:
-        raise ZeroBlockError("the closure returned None; return the loss from it")
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise ZeroBlockError(
-            f"the closure must return a number, got {type(value).__name__}; from a model's output return its loss"
-        ) from error

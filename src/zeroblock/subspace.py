@@ -24,6 +24,11 @@ class Subspace(abc.ABC):
     """A family of bases; every turn draws new ones."""
 
     @property
+    def fixed(self) -> bool:
+        """Whether a tensor's basis is the same in every turn, so that it need not be made again."""
+        return False
+
+    @property
     def folds(self) -> bool:
         """Whether its steps can be held in coordinates and folded into the weights later."""
         return False
@@ -52,6 +57,8 @@ class Subspace(abc.ABC):
 @dataclasses.dataclass(frozen=True)
 class Full(Subspace):
     """The whole block: P is the identity."""
+
+    fixed = True
 
     def basis(self, param: Tensor, key: Key, site: Site) -> Basis:
         return Elementwise(param.numel(), site)

@@ -63,6 +63,8 @@ class Weights:
             _check(name, param, model)
         _say_packed(model, self.params)
         self.initial = {name: subspace.initial(param) for name, param in self.params.items()}
+        self._members: dict[int, tuple[Member, ...]] = {}
+        """Those of blocks whose bases never change."""
         self._placed: torch.device | None = None
         self._uniform = False
         self.held: dict[str, Tensor] = {}
@@ -94,7 +96,14 @@ class Weights:
 
     def members(self, block: int, turn: int) -> tuple[Member, ...]:
         """The tensors of a block with the bases that they have, or would have, in a turn."""
-        return tuple(Member(name, self.params[name], self.basis(name, turn)) for name in self.blocks[block].params)
+        known = self._members.get(block)
+        if known is not None:
+            return known
+        names = self.blocks[block].params
+        members = tuple(Member(name, self.params[name], self.basis(name, turn)) for name in names)
+        if self.subspace.fixed:
+            self._members[block] = members
+        return members
 
     def direction(self, key: Key, members: Sequence[Member], paired: bool) -> Direction:
         """The line θ + s·Pz in the way that suits the model."""

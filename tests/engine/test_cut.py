@@ -13,6 +13,7 @@ import masked_toy
 import zeroblock as zb
 from zeroblock.engine import Engine, trial
 from zeroblock.engine.cut import CutError, find
+from zeroblock.run.tape import GROUP, Piece, stretches
 from zeroblock.step import Call
 
 
@@ -67,6 +68,23 @@ def test_pieces_give_the_losses_of_the_pass(name: str, method: str) -> None:
                 hidden = objective.layer(i, hidden, call, mine, parted=len(hidden) > 1)
         assert torch.equal(objective.losses(points, Follower(hidden)), whole)
         optimizer.step(objective)
+
+
+@pytest.mark.parametrize("layers", [1, GROUP - 1, GROUP, 2 * GROUP + 2])
+@pytest.mark.parametrize("active", [(), (0,), (1,), (3,), (1, 4), "all"])
+def test_every_layer_is_captured_in_one_group(layers: int, active: tuple[int, ...] | str) -> None:
+    pieces, rows = [], 1
+    for k in range(layers + 2):
+        mine = active == "all" or k in active
+        after = 2 if mine else rows
+        pieces.append(Piece((k, rows, mine), mine, rows, after))
+        rows = after
+    found = stretches(pieces)
+    assert [s.first + i for s in found for i in range(len(s.pieces))] == list(range(1, layers + 1))
+    assert len({s.key for s in found}) == len(found) == -(-layers // GROUP)
+    others = [piece._replace(key=(*piece.key, "elsewhere")) if piece.active else piece for piece in pieces]
+    for mine, theirs in zip(found, stretches(others), strict=True):  # a group without an active layer is shared
+        assert (mine.key == theirs.key) != any(piece.active for piece in mine.pieces)
 
 
 class Peculiar(nn.Module):

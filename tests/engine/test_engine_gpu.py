@@ -205,7 +205,7 @@ def test_graphs_and_their_trials_compute_in_one_place() -> None:
         optimizer.step(engine.objective(BATCH, LABELS))
     optimizer.flush()
     largest = max(sum(optimizer.params[name].nbytes for name in block.params) for block in optimizer.blocks)
-    assert 2 * largest <= engine.graphs.shared < 2.2 * largest + (48 << 20)
+    assert 2 * largest <= engine.graphs.shared < 2.2 * largest + (64 << 20)
     assert torch.cuda.memory_reserved() - before < engine.graphs.shared + (24 << 20)
 
 
@@ -220,8 +220,9 @@ def test_the_oldest_graphs_make_room() -> None:
     assert kept == engine.graphs.captures
     assert engine.graphs.shared < 64 << 20  # each computes where the last one did
     engine.graphs.most = 1
-    optimizer.step(engine.objective([*BATCH, Encoded(tuple(range(3, 50)), ((1,), (2,)))], [*LABELS, 0]))
-    assert len(engine.graphs) < engine.graphs.captures - kept // 2  # those of the shorter rows are gone
+    longer = [*BATCH, *[Encoded(tuple(range(3, 50)), ((1,), (2,)))] * 3]  # of the next length of captured rows
+    optimizer.step(engine.objective(longer, [*LABELS, 0, 0, 0]))
+    assert len(engine.graphs) < engine.graphs.captures  # those of the shorter rows are gone
     assert engine.graphs.bytes > 0
     optimizer.step(engine.objective(BATCH, LABELS))
     optimizer.flush()
@@ -249,6 +250,24 @@ def test_a_step_without_a_finite_loss_moves_nothing() -> None:
         run()
     assert engine.graphs.captures > 0
     assert same(before, snapshot(model))
+
+
+@pytest.mark.parametrize("method", ["mezo_bcd", "mezo"])
+def test_rows_of_several_lengths_share_no_buffer(method: str) -> None:
+    """Lengths and blocks in turn: every step reads its own batch, whichever pieces were captured for another."""
+    model = decoder("llama-tied", torch.bfloat16).cuda()
+    batches = [(BATCH * n, LABELS * n) for n in (1, 6, 3, 10)]
+    runs = []
+    for graphs in (True, False):
+        engine, optimizer, records = Engine(model, graphs=graphs), zb.METHODS[method](model, lr=0.0, eps=1e-2), []
+        optimizer.listener = records.append
+        for step in range(4 * len(optimizer.blocks) + 8):
+            optimizer.step(engine.objective(*batches[step % 4]))
+        optimizer.flush()
+        runs.append(records)
+    for captured, eager in zip(*runs, strict=True):
+        assert captured.losses == pytest.approx(eager.losses, abs=2e-2)
+        assert captured.coeffs == pytest.approx(eager.coeffs, rel=0.2, abs=1.0)
 
 
 @pytest.mark.parametrize("name", NOT_CAPTURED)

@@ -38,6 +38,16 @@ def test_norm(dtype: torch.dtype, scaling: Scaling, shape: tuple[int, ...]) -> N
     torch.testing.assert_close(got, norm.rms_norm(x, weight, 1e-5, scaling), rtol=2 * ULP[dtype], atol=ULP[dtype])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 17), (3, 700)])
+def test_layer_norm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = drawn(*shape, dtype=dtype) + 3
+    weight, bias = (drawn(shape[-1], dtype=dtype, seed=seed) for seed in (1, 2))
+    got = norm_kernel.layer_norm(x, weight, bias, 1e-5)
+    expected = norm.layer_norm(x.float(), weight.float(), bias.float(), 1e-5).to(dtype)
+    torch.testing.assert_close(got, expected, rtol=2 * ULP[dtype], atol=4 * ULP[dtype])
+
+
 def test_norm_of_a_strided_input() -> None:
     x, weight = drawn(2, 8, 3).transpose(1, 2), drawn(8)
     got = norm_kernel.rms_norm(x, weight, 1e-5, Scaling.WIDE)

@@ -25,6 +25,8 @@ MILESTONES = (25, 100, 200, 1000, 3000)
 """Steps after which the clock is read."""
 REFERENCE_STEPS = 24
 """Steps of MeZO's own procedure that are timed, after as many that are not: it has nothing to warm up for longer."""
+MEMORY_STEPS = 20
+"""Steps after the run in which peak memory is read once more."""
 STEADY_SHARE = 1 / 3
 """The last part of a run, whose mean is its steady state."""
 
@@ -135,9 +137,15 @@ def measure(
         header = Header.of(ready.optimizer)  # digests the weights, which a run does once, before it starts
         with Journal.create(Path(folder) / "run.zbj", header) as journal:
             ready.optimizer.listener = journal.append
+            graphs_of = ready.engine.graphs
             ends = _timed(ready, pool, batch_size, seed, steps, tell)
-    gauge.read(ready.held)
-    captures = 0 if ready.engine.graphs is None else ready.engine.graphs.captures
+            # trial runs of captures compute where the graphs do, so that memory counts once: first without it,
+            gauge.read(0 if graphs_of is None else graphs_of.bytes - graphs_of.shared)
+            for step in range(steps, steps + min(steps, MEMORY_STEPS)):
+                ready.step(_batch(pool, batch_size, seed, step))
+            ready.optimizer.flush()
+            gauge.read(ready.held)  # then with all of it
+    captures = 0 if graphs_of is None else graphs_of.captures
     tail = round(steps * (1 - STEADY_SHARE))
     mean, steady = 1e3 * ends[steps] / steps, 1e3 * (ends[steps] - ends[tail]) / (steps - tail)
     del ready

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..closure import evaluation
 from ..errors import ZeroBlockError
 from ..exclusive import exclusive
-from ..step import evaluation
 from ..task.encoding import Encoded
 from . import trial
 from .forward import Forward

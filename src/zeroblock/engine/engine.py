@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..closure import evaluation
 from ..errors import Renamed, ZeroBlockError, ZeroBlockWarning
 from ..exclusive import exclusive
 from ..run.graph import Graphs
-from ..step import evaluation
 from ..task.encoding import Encoded
 from . import bridge, trial
 from .forward import Forward

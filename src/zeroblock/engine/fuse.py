@@ -83,11 +83,12 @@ def find(model: nn.Module, device: str) -> Fusions:
     ops = _Ops(device)
     fusions, tried = Fusions(), dict[Hashable, Any]()
     for module in model.modules():
-        for kind in (_norm, _gate):
+        for kind in (_norm, _layer_norm, _gate):
             made = kind(module, ops, tried)
             if made is not None:
                 fusions.forwards.append((module, made))
         fusions.forwards += _siblings(module, ops)
+        fusions.forwards += _relu(module)
         file = sys.modules.get(type(module).__module__)
         if file is not None and hasattr(file, ROTARY) and file not in tried:
             tried[file] = _rotation(file, module, ops)
@@ -140,6 +141,26 @@ def _norm(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any]) -> Forward |
         return result
 
     return forward
+
+
+def _layer_norm(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any]) -> Forward | None:
+    """The forward of a norm of torch's own, over one dimension."""
+    if type(module) is not nn.LayerNorm or len(module.normalized_shape) != 1:
+        return None
+    weight, bias = module.weight, module.bias
+    if weight is None or bias is None or weight.dtype not in TOLERANCE:
+        return None
+    key = (type(module), weight.shape, weight.dtype, weight.device, module.eps)
+    if key not in tried:
+        x = _random(2, 3, len(weight), like=weight)
+        got = ops.norm.layer_norm(x, weight, bias, module.eps)
+        tried[key] = _difference(module.forward(x), got) <= TOLERANCE[weight.dtype]
+
+    def forward(input: Tensor) -> Tensor:  # as torch names it
+        result: Tensor = ops.norm.layer_norm(input, module.weight, module.bias, module.eps)
+        return result
+
+    return forward if tried[key] else None
 
 
 def _gate(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any]) -> Forward | None:
@@ -223,6 +244,27 @@ class _Shared:
         if not self.waiting:
             self.x = None
         return out
+
+
+def _relu(module: nn.Module) -> list[tuple[nn.Module, Forward]]:
+    """The forwards of a product and of the ReLU after it: cuBLAS applies it to the product before it is written."""
+    product, act = getattr(module, "fc1", None), getattr(module, "activation_fn", None)
+    if type(product) is not nn.Linear or type(act) is not nn.ReLU or product.bias is None:
+        return []
+    if not product.weight.is_cuda or product.weight.dtype not in TOLERANCE:
+        return []
+    done: list[Tensor] = []
+
+    def forward(x: Tensor) -> Tensor:
+        out = torch._addmm_activation(product.bias, x.flatten(0, -2), product.weight.t())  # max(0, x Wᵀ + b)
+        done[:] = [out.view(*x.shape[:-1], -1)]
+        return done[0]
+
+    def skip(x: Tensor) -> Tensor:
+        applied = bool(done) and x is done.pop()
+        return x if applied else F.relu(x)
+
+    return [(product, forward), (act, skip)]
 
 
 def _rotation(file: ModuleType, module: nn.Module, ops: _Ops) -> list[tuple[ModuleType, Forward, Forward]]:

@@ -11,9 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..closure import evaluation
 from ..direction import Member, Point
 from ..exclusive import BusyError, exclusive
-from ..step import Call, Objective, Plan, Staged, Tape, evaluation
+from ..step import Call, Objective, Plan, Staged, Tape
 from .fork import ForkError, scratch
 from .forward import Forward
 from .pack import Padded, Row

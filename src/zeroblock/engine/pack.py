@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 MAX_STRANDS, MAX_STRAND_TOKENS = 1 << 12, 1 << 10
 """Examples whose layout is remembered, and tokens of their context up to which it is: some 170 MB at most."""
+MAX_TABLES = 256
+"""Combinations of options' lengths whose tables are remembered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +155,7 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
     np.concatenate([strand.targets for strand in strands], 1, out=targets[:, :counted])
     before = list(itertools.accumulate(kept, initial=0))[:-1]
     targets[0, :counted] += np.repeat(before, [strand.targets.shape[1] for strand in strands])
-    numbers = itertools.count()
-    slots = [[next(numbers) for _ in strand.lengths] for strand in strands]
+    spans, counts, slots = _tables(tuple(strand.lengths for strand in strands), targets.shape[1])
     tokens, positions, start, trunk, branch, until = torch.from_numpy(places)
     source, target = torch.from_numpy(targets)
     return Row(
@@ -167,10 +168,22 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
         torch.from_numpy(keep),
         source,
         target,
-        spans=torch.tensor(_spans(lengths, targets.shape[1])),
-        lengths=torch.tensor(lengths),
-        slots=torch.tensor(_filled(slots, len(lengths))),
+        spans=spans,
+        lengths=counts,
+        slots=slots,
     )
+
+
+@functools.lru_cache(maxsize=MAX_TABLES)
+def _tables(lengths: tuple[tuple[int, ...], ...], none: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``spans``, ``lengths`` and ``slots`` of a row, given the lengths of each example's options.
+
+    Rows of questions with the same options share them, so nobody may write to them.
+    """
+    flat = [length for options in lengths for length in options]
+    numbers = itertools.count()
+    slots = _filled([[next(numbers) for _ in options] for options in lengths], len(flat))
+    return torch.tensor(_spans(flat, none)), torch.tensor(flat), torch.tensor(slots)
 
 
 class _Strand(NamedTuple):

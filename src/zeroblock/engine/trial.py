@@ -9,10 +9,10 @@ import math
 import torch
 
 from .. import family
+from ..closure import evaluation
 from ..errors import ZeroBlockError
 from ..exclusive import BusyError, exclusive
 from ..ops.shared.dispatch import tf32_allowed
-from ..step import evaluation
 from ..task.encoding import Encoded
 from ..weights import compiled
 from .cut import CutError, Cuts, find

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ..closure import Closure, evaluation, value_of
 from ..engine import Engine
 from ..engine.bridge import IGNORED, BridgeError
 from ..engine.trial import tolerance
 from ..errors import ZeroBlockError, ZeroBlockWarning
-from ..step import Closure, evaluation, value_of
 
 LANGUAGE_LOSS = "ForCausalLMLoss"
 """The function in transformers that the engine's loss equals: the mean over the scored tokens."""

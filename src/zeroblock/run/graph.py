@@ -1,16 +1,15 @@
 """A step on the device as CUDA graphs: some forty launches instead of six hundred for a 13B model.
 
 Where launching takes longer than running (short rows), the pieces of a step are captured: the
-layers one by one, as they run before the active block, as it, and after it.  A step strings the
-pieces of its block together.  So captures grow with the layers times the lengths of rows,
-not with their square.  Kernels read tokens, step number and learning rate from a
+layers in groups, as they run before the active block, with it, and after it.  A step strings the
+pieces of its block together.  So what is captured grows with the layers times the lengths of rows,
+not with the square of the layers.  Kernels read tokens, step number and learning rate from a
 buffer that one copy fills before every step.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 from collections import OrderedDict
 from typing import NamedTuple
@@ -19,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..closure import evaluation
 from ..errors import ZeroBlockWarning
-from ..step import Numbers, Plan, Staged, evaluation
-from .tape import Ends, FinishedError, Frame, Opening, Piece, Recorder, layer_piece
+from ..step import Numbers, Plan, Staged
+from .tape import Ends, FinishedError, Frame, Opening, Piece, Recorder, capture, stretches
 
 MAX_CAPTURED_WORK = 1e13
 """Tokens × weights from which a row keeps the device busy without a graph: some 800 tokens at 13B."""
@@ -247,7 +247,10 @@ class _Capture:
         opening = self._opening()
         self._ends(pieces[0], pieces[-1])
         self._layers(pieces)
-        string = [opening, *(frame.graphs[piece.key] for k, piece in enumerate(pieces) if k or piece.active)]
+        keys = [stretch.key for stretch in stretches(pieces)]
+        if pieces[0].active:
+            keys.insert(0, pieces[0].key)
+        string = [opening, *(frame.graphs[key] for key in [*keys, pieces[-1].key])]
         if eager is not None and not graphs._checked:
             for graph in string:
                 graph.replay()
@@ -312,16 +315,18 @@ class _Capture:
 
     def _layers(self, pieces: list[Piece]) -> None:
         """Capture layers as they run before the active block, as it, or after it."""
-        missing = [k for k, piece in enumerate(pieces[:-1]) if k and piece.key not in self.frame.graphs]
+        missing = [stretch for stretch in stretches(pieces) if stretch.key not in self.frame.graphs]
         if not missing:
             return
+
+        def run(k: int, hidden: Tensor) -> Tensor:
+            piece = pieces[k]
+            points = self.plan.points if piece.active else ()
+            return self.objective.layer(k - 1, hidden, self.frame.calls[k - 1], points, parted=piece.before > 1)
+
         with self.objective.layers():
-            for k in missing:
-                piece, call = pieces[k], self.frame.calls[k - 1]
-                points = self.plan.points if piece.active else ()
-                run = functools.partial(self.objective.layer, k - 1, call=call, points=points, parted=piece.before > 1)
-                layer_piece(self.recorder, piece, run, warm=piece.key in self.graphs._warm)
-                self.graphs._warm.add(piece.key)
+            for stretch in missing:
+                capture(self.recorder, stretch, run, self.graphs._warm)
 
     def _tell(self, losses: Tensor) -> None:
         self.numbers.flat.copy_(self._numbers_of(losses).flat)

@@ -6,12 +6,13 @@ import contextlib
 
 import torch
 
+from ..closure import evaluation
 from ..direction import visit
 from ..errors import ZeroBlockError
 from ..exclusive import exclusive
 from ..interrupt import Shield
 from ..reading import BACKWARD
-from ..step import Numbers, Objective, Plan, evaluation
+from ..step import Numbers, Objective, Plan
 
 
 def run(plan: Plan, objective: Objective, shield: Shield) -> Numbers:

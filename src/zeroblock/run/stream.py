@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ..closure import evaluation
 from ..exclusive import exclusive
-from ..step import Numbers, Objective, Plan, evaluation
+from ..step import Numbers, Objective, Plan
 
 
 def run(plan: Plan, objective: Objective) -> Numbers | None:

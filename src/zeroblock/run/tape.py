@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ..step import Call
+
+GROUP = 5
+"""Layers that are captured together.  A graph takes a megabyte of memory and some microseconds to launch, whatever its
+size; but the group of the active layer is captured once for every block of it."""
 
 
 class FinishedError(Exception):
@@ -172,18 +176,50 @@ class Ends:
         return self.recorder.frame.carry(self.last.before), self.parted
 
 
-def layer_piece(recorder: Recorder, piece: Piece, run: Callable[[Tensor], Tensor], warm: bool) -> None:
-    """Capture a layer.
+class Stretch(NamedTuple):
+    """Consecutive layers that are captured as one graph.
+
+    Args:
+        key: what their kernels depend on.
+        first: number of the first piece.
+        pieces: of the layers.
+    """
+
+    key: tuple[object, ...]
+    first: int
+    pieces: tuple[Piece, ...]
+
+
+def stretches(pieces: Sequence[Piece]) -> list[Stretch]:
+    """Cut the layers of a pass into groups, each of which is one graph.
+
+    Args:
+        pieces: of the whole pass; the first and the last are no layers.
+    """
+    found = []
+    for k in range(1, len(pieces) - 1, GROUP):
+        group = tuple(pieces[k : min(k + GROUP, len(pieces) - 1)])
+        found.append(Stretch(tuple(piece.key for piece in group), k, group))
+    return found
+
+
+def capture(recorder: Recorder, stretch: Stretch, run: Callable[[int, Tensor], Tensor], warm: set[Any]) -> None:
+    """Capture some layers.
 
     Args:
         recorder: captures.
-        piece: the layer's.
-        run: hidden states before → after.
-        warm: whether its kernels are known to be compiled; otherwise it is run once before.
+        stretch: the layers.
+        run: number of a piece, hidden states before → after.
+        warm: keys of pieces whose kernels are known to be compiled; others are run once before.
     """
-    before, after = recorder.frame.carry(piece.before), recorder.frame.carry(piece.after)
-    if not warm:
-        with recorder.tried():
-            run(before)
-    with recorder.recorded(piece.key):
-        after.copy_(run(before))
+    before, after = recorder.frame.carry(stretch.pieces[0].before), recorder.frame.carry(stretch.pieces[-1].after)
+    for k, piece in enumerate(stretch.pieces, start=stretch.first):
+        if piece.key not in warm:
+            with recorder.tried():
+                run(k, recorder.frame.carry(piece.before))
+            warm.add(piece.key)
+    with recorder.recorded(stretch.key):
+        hidden = before
+        for k, _ in enumerate(stretch.pieces, start=stretch.first):
+            hidden = run(k, hidden)
+        after.copy_(hidden)

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ..closure import Closure
 from ..errors import ZeroBlockError
 from ..journal import Record
 from ..optimizer import ZeroOrder
-from ..step import Closure, Mean
+from ..step import Mean
 from . import snapshot
 from .compose import optimizer
 from .config import BACKPROPAGATION, Config

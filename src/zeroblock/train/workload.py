@@ -16,11 +16,11 @@ from .. import family
 from .. import model as models
 from .. import task as tasks
 from ..adapter import virtual_tokens
+from ..closure import Closure
 from ..engine import Engine
 from ..errors import ZeroBlockError
 from ..evaluate.demonstration import Demonstrations
 from ..evaluate.evaluator import Evaluator, Exam
-from ..step import Closure
 from ..task.own import is_hub, is_path, located
 from . import cache
 from .batch import digest, fingerprint

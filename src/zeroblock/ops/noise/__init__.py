@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...noise import Draw, Key, Rounding, accepts_key
+from ..shared.branch import home
 from ..shared.dispatch import Alpha, backend, check, coefficients, inplace, is_triton
 from ..shared.reference import words
 
@@ -131,7 +132,8 @@ def perturb_pair(
 
 def _empty(param: Tensor) -> Tensor:
     """A contiguous tensor like the weights."""
-    return torch.empty(param.shape, dtype=param.dtype, device=param.device)
+    with home():
+        return torch.empty(param.shape, dtype=param.dtype, device=param.device)
 
 
 def _perturb(out: Tensor, minus: Tensor | None, param: Tensor, draw: Draw, eps: float, rounding: Rounding) -> Tensor:

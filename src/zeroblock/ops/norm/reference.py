@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from . import Scaling
 
@@ -26,3 +27,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, scaling: Scaling) -> Tensor:
         return weight * wide.to(x.dtype)
     factor = weight.float() + 1.0 if scaling is Scaling.SHIFTED else weight.float()
     return (wide * factor).to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Normalise the last dimension to mean 0 and variance 1, then scale and shift: (…, n), (n,), (n,) → (…, n)."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)

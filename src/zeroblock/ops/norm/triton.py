@@ -29,6 +29,19 @@ def _rms_norm(x_ptr, w_ptr, out_ptr, n, eps, MODE: tl.constexpr, N: tl.constexpr
     tl.store(out_ptr + row + at, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _layer_norm(x_ptr, w_ptr, b_ptr, out_ptr, n, eps, N: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * n
+    at = tl.arange(0, N)
+    inside = at < n
+    x = tl.load(x_ptr + row + at, mask=inside, other=0.0).to(tl.float32)
+    w = tl.load(w_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(b_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    x = tl.where(inside, x - tl.sum(x, 0) / n, 0.0)
+    y = x * tl.rsqrt(tl.sum(x * x, 0) / n + eps) * w + b
+    tl.store(out_ptr + row + at, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, scaling: Scaling) -> Tensor:
     """See ``reference.py``."""
     x = x.contiguous()
@@ -38,4 +51,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, scaling: Scaling) -> Tensor:
         _rms_norm[(x.numel() // n,)](
             x, weight, out, n, eps, MODE=MODES[scaling], N=wide, num_warps=max(1, min(8, wide // 512))
         )
+    return out
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """See ``reference.py``."""
+    x = x.contiguous()
+    out, n = torch.empty_like(x), x.shape[-1]
+    wide = triton.next_power_of_2(n)
+    with torch.cuda.device_of(x):
+        _layer_norm[(x.numel() // n,)](x, weight, bias, out, n, eps, N=wide, num_warps=max(1, min(8, wide // 512)))
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -11,9 +12,16 @@ import torch
 BRANCHES = 6
 """Streams that a capture spreads its kernels over."""
 MAX_BYTES = 1 << 26
-"""Bytes of tensors up to which spreading pays; memory of one branch is not reused by another."""
+"""Bytes of tensors up to which spreading pays."""
 
 Item = TypeVar("Item")
+_trunk: torch.cuda.Stream | None = None
+"""The stream that a capture branched off."""
+
+
+def home() -> contextlib.AbstractContextManager[object]:
+    """A context in which a branch allocates: on the stream it branched off, where the memory is used again."""
+    return contextlib.nullcontext() if _trunk is None else torch.cuda.stream(_trunk)
 
 
 def beside(items: Sequence[Item], nbytes: int) -> Iterator[Item]:
@@ -32,7 +40,8 @@ def beside(items: Sequence[Item], nbytes: int) -> Iterator[Item]:
     if not torch.cuda.is_current_stream_capturing():
         yield from items
         return
-    main = torch.cuda.current_stream()
+    global _trunk
+    main = _trunk = torch.cuda.current_stream()
     streams = _streams(main.device.index)[: len(items)]
     for stream in streams:
         stream.wait_stream(main)
@@ -41,6 +50,7 @@ def beside(items: Sequence[Item], nbytes: int) -> Iterator[Item]:
             with torch.cuda.stream(streams[k % len(streams)]):
                 yield item
     finally:
+        _trunk = None
         for stream in streams:
             main.wait_stream(stream)
 

@@ -1,0 +1,53 @@
+"""Closures: the number that one returns, and the mode that its model is in meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ZeroBlockError
+from .interrupt import uninterrupted
+
+Closure = Callable[[], Any]
+"""Returns a number: a float, a numpy scalar or a tensor (averaged in fp32), from one micro-batch."""
+
+
+@contextlib.contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """A context in which a model is in evaluation mode; afterwards every module has its own mode again."""
+    training = [module for module in model.modules() if module.training]
+    with uninterrupted() as shield:
+        try:
+            for module in training:
+                module.training = False
+            with shield.opened():
+                yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+def value_of(closure: Closure) -> float:
+    """The value of a closure at the weights as they are shown now."""
+    torch.clear_autocast_cache()  # it keeps 16-bit copies of the weights, which would hide the perturbation
+    value = _number(closure())
+    torch.clear_autocast_cache()
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, Tensor):
+        wide = value.detach() if value.dtype == torch.float64 else value.detach().float()
+        return float(wide.mean())
+    if value is None:
+        raise ZeroBlockError("the closure returned None; return the loss from it")
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ZeroBlockError(
+            f"the closure must return a number, got {type(value).__name__}; from a model's output return its loss"
+        ) from error
