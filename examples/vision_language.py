@@ -13,7 +13,7 @@ import zeroblock as zb
 from zeroblock.journal import Header, Journal, read
 
 IMAGE, ASK, DARK, BRIGHT = 3, 4, 5, 6  # tokens: a patch of an image, the question, and the two answers
-PATCHES, STEPS = 4, 150
+PATCHES, STEPS = 4, 100
 
 
 def build() -> tuple[torch.nn.Module, zb.ZeroOrder]:
