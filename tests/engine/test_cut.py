@@ -6,10 +6,9 @@ import itertools
 
 import pytest
 import torch
-from decoder import BATCH, CONFIGS, LABELS, decoder
+from decoder import CONFIGS, ENCODERS, specimen
 from torch import Tensor, nn
 
-import masked_toy
 import zeroblock as zb
 from zeroblock.engine import Engine, trial
 from zeroblock.engine.cut import CutError, find
@@ -35,19 +34,17 @@ class Follower:
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        *((name, "mezo_bcd") for name in (*CONFIGS, "Bert", "Roberta")),
+        *((name, "mezo_bcd") for name in (*CONFIGS, *ENCODERS)),
         *itertools.product(["llama-tied", "opt", "gpt2"], ["mezo", "lozo"]),
     ],
 )
 def test_pieces_give_the_losses_of_the_pass(name: str, method: str) -> None:
-    encoder = name in ("Bert", "Roberta")
-    model = masked_toy.masked(name) if encoder else decoder(name)
+    model, batch, labels = specimen(name)
     engine = Engine(model)
     engine.cuts = trial.cuts(engine, (1, 1))
     assert engine.cuts is not None
     optimizer = zb.METHODS[method](model, lr=0.0, eps=1e-2)
-    toy = (masked_toy.BATCH, masked_toy.LABELS) if encoder else (BATCH, LABELS)
-    objective = engine.objective(*toy)
+    objective = engine.objective(batch, labels)
     opening = Follower()
     objective.losses((), opening)  # at the weights as they are: what all layers are given
     for _ in optimizer.blocks:
