@@ -11,6 +11,8 @@ share.  A new family that needs special care gets a row here.
 | BLOOM, MPT, Falcon, GPT-Neo   | attention counts the places of a row, not positions       | ``COUNTS_PLACES``       |
 | Mistral, Gemma, Phi-MoE, Llama 4 | attention looks back over a window or a chunk only     | ``WINDOWS``             |
 | GPT-OSS                       | attention adds learned sinks to its scores                | ``SINKS``               |
+| BERT, RoBERTa, DistilBERT     | predicts a token at its own place, from both sides of it  | ``MASKED``              |
+| RoBERTa, XLM-R, CamemBERT     | positions count from the one after that of padding        | ``POSITIONS``           |
 """
 
 from __future__ import annotations
@@ -40,6 +42,13 @@ SINKS = ("s_aux",)
 """Arguments with which a layer passes attention sinks."""
 
 
+MASKED = re.compile(r"ForMaskedLM$")
+"""Classes of masked language models."""
+
+POSITIONS = re.compile(r"(^|\.)position_embeddings$")
+"""Paths of tables of positions in which padding may have a row of its own."""
+
+
 def is_output_side(path: str) -> bool:
     """Whether a module runs after the layers although its model registers it before them.
 
@@ -58,6 +67,19 @@ def product(module: nn.Module) -> Literal["linear", "transposed", "embedding"] |
     if type(module) in PLAIN_EMBEDDINGS and getattr(module, "max_norm", None) is None:
         return "embedding"
     return None
+
+
+def masked(model: nn.Module) -> bool:
+    """Whether a model, or the one within an adapter, is a masked language model."""
+    return any(MASKED.search(type(module).__name__) for module in model.modules())
+
+
+def first_position(model: nn.Module) -> int:
+    """The position id of a text's first token."""
+    for path, module in model.named_modules():
+        if POSITIONS.search(path) and getattr(module, "padding_idx", None) is not None:
+            return int(module.padding_idx) + 1  # type: ignore[call-overload]
+    return 0
 
 
 def virtual_tokens(model: nn.Module) -> str:

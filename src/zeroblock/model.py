@@ -54,7 +54,7 @@ def config(name: str, *, trust_remote_code: bool = False) -> Any:
 def skeleton(name: str, *, trust_remote_code: bool = False, adapter: Adapter | None = None) -> nn.Module:
     """Build a model on the meta device: names and shapes, no weights.
 
-    It is a causal language model if the architecture has one, else the bare encoder or encoder-decoder.
+    It is a language model if the architecture has one (see :func:`auto_class`), else the bare model.
 
     Args:
         name: see the module.
@@ -62,12 +62,12 @@ def skeleton(name: str, *, trust_remote_code: bool = False, adapter: Adapter | N
         adapter: put into the model.
     """
     add_fetched(name)
-    from transformers import AutoModel, AutoModelForCausalLM
+    from transformers import AutoModel
 
     loaded = config(name, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         try:
-            model: nn.Module = AutoModelForCausalLM.from_config(loaded, trust_remote_code=trust_remote_code)
+            model: nn.Module = auto_class(loaded).from_config(loaded, trust_remote_code=trust_remote_code)
         except ValueError:
             model = AutoModel.from_config(loaded, trust_remote_code=trust_remote_code)
     model.tie_weights()  # type: ignore[operator]
@@ -116,7 +116,7 @@ def load(
     adapter: Adapter | None = None,
     **options: Any,
 ) -> nn.Module:
-    """Load a causal language model with its weights, in evaluation mode.
+    """Load a language model with its weights, in evaluation mode; :func:`auto_class` says of which kind.
 
     Weights are read from safetensors or GGUF, never from a pickle.  A checkpoint that lacks a
     tensor is refused, because transformers would draw that tensor at random.  A folder that PEFT
@@ -133,8 +133,6 @@ def load(
         options: passed on to transformers, such as ``attn_implementation``.
     """
     add_fetched(name)
-    from transformers import AutoModelForCausalLM
-
     if _is_adapter(name):
         if adapter is not None or random_weights:
             what = "--random-weights" if random_weights else "--lora or --prefix"
@@ -148,7 +146,8 @@ def load(
         shape = config(name, trust_remote_code=trust_remote_code)
         with torch.random.fork_rng([target] if target.type == "cuda" else []), target:
             torch.manual_seed(seed)
-            model = AutoModelForCausalLM.from_config(shape, dtype=kind, trust_remote_code=trust_remote_code, **options)
+            auto = auto_class(shape)
+            model = auto.from_config(shape, dtype=kind, trust_remote_code=trust_remote_code, **options)
     elif name in OPT:
         raise ZeroBlockError(
             f"{name} is a shape without weights: add --random-weights to measure speed, or take the weights from the "
@@ -158,7 +157,7 @@ def load(
         if is_stored_quantised(name, trust_remote_code=trust_remote_code):
             options = {"device_map": {"": target}} | options  # such a model is made on its device and never moved
         model, report = _read(
-            AutoModelForCausalLM.from_pretrained,
+            _auto_class_of(name, trust_remote_code=trust_remote_code).from_pretrained,
             name,
             "model",
             dtype=kind,
@@ -171,6 +170,33 @@ def load(
         if getattr(model, "_hf_peft_config_loaded", False):
             raise ZeroBlockError(f"{name} is an adapter on the hub: hf download {name} --local-dir DIR, then give DIR")
     return _adapted(model if is_quantised(model) else model.to(target), name, adapter).eval()
+
+
+def auto_class(config: Any) -> Any:
+    """Find the class of transformers that loads the language model of a configuration.
+
+    A configuration of an encoder that fills in masks (BERT, RoBERTa) gets ``AutoModelForMaskedLM``, one of an
+    encoder-decoder (T5) ``AutoModelForSeq2SeqLM``, every other one ``AutoModelForCausalLM``.
+    """
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    causal = set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    if config.is_encoder_decoder and config.model_type in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+        return transformers.AutoModelForSeq2SeqLM
+    masked = config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_encoder_decoder
+    if masked and not getattr(config, "is_decoder", False) and causal.isdisjoint(config.architectures or ()):
+        return transformers.AutoModelForMaskedLM
+    return transformers.AutoModelForCausalLM
+
+
+def _auto_class_of(name: str, *, trust_remote_code: bool) -> Any:
+    """The class that loads a model by its name; what a GGUF holds, slow to read, is a causal language model."""
+    if name == "smollm2" or name.endswith(".gguf"):
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM
+    return auto_class(config(name, trust_remote_code=trust_remote_code))
 
 
 def is_stored_quantised(name: str, *, trust_remote_code: bool = False) -> bool:

@@ -10,6 +10,7 @@ import torch
 import transformers
 from torch import nn
 
+import masked_toy
 from zeroblock.task import Encoded
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -68,3 +69,14 @@ def decoder(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
         noise = torch.randn(param.shape, generator=generator)
         param.data = 0.3 * noise if param.dim() > 1 else param.data + 0.1 * noise
     return model.to(dtype).eval()
+
+
+ENCODERS = ("Bert", "Roberta")
+"""Names of masked language models, which ``specimen`` makes too."""
+
+
+def specimen(name: str) -> tuple[nn.Module, list[Encoded], list[int]]:
+    """A random decoder or encoder, and a batch of its kind with labels."""
+    if name in ENCODERS:
+        return masked_toy.masked(name), masked_toy.BATCH, masked_toy.LABELS
+    return decoder(name), BATCH, LABELS

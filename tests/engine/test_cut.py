@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from decoder import BATCH, CONFIGS, LABELS, decoder
+from decoder import CONFIGS, ENCODERS, specimen
 from torch import Tensor, nn
 
 import zeroblock as zb
@@ -33,15 +33,18 @@ class Follower:
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [*((name, "mezo_bcd") for name in CONFIGS), *itertools.product(["llama-tied", "opt", "gpt2"], ["mezo", "lozo"])],
+    [
+        *((name, "mezo_bcd") for name in (*CONFIGS, *ENCODERS)),
+        *itertools.product(["llama-tied", "opt", "gpt2"], ["mezo", "lozo"]),
+    ],
 )
 def test_pieces_give_the_losses_of_the_pass(name: str, method: str) -> None:
-    model = decoder(name)
+    model, batch, labels = specimen(name)
     engine = Engine(model)
     engine.cuts = trial.cuts(engine, (1, 1))
     assert engine.cuts is not None
     optimizer = zb.METHODS[method](model, lr=0.0, eps=1e-2)
-    objective = engine.objective(BATCH, LABELS)
+    objective = engine.objective(batch, labels)
     opening = Follower()
     objective.losses((), opening)  # at the weights as they are: what all layers are given
     for _ in optimizer.blocks:

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 import transformers
-from decoder import BATCH, CONFIGS, LABELS, decoder
+from decoder import BATCH, CONFIGS, ENCODERS, LABELS, decoder, specimen
 
 import zeroblock as zb
 from toy import same, snapshot
@@ -24,11 +24,11 @@ INTERVAL = {"mezo_bcd_adam": {"interval": 7}, "lozo": {"interval": 8, "fold": 4}
 NOT_CAPTURED = ("mixtral", "qwen3_moe", "falcon")  # they ask the host which tokens go where
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *ENCODERS])
 def test_scores_agree_with_the_cpu(name: str) -> None:
-    model = decoder(name)
-    expected = [s.total for row in Engine(model).scores(BATCH) for s in row]
-    got = [s.total for row in Engine(model.cuda()).scores(BATCH) for s in row]
+    model, batch, _ = specimen(name)
+    expected = [s.total for row in Engine(model).scores(batch) for s in row]
+    got = [s.total for row in Engine(model.cuda()).scores(batch) for s in row]
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -49,9 +49,10 @@ def test_gradients_agree_with_the_cpu(name: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["mezo_bcd", "mezo", "lozo", "sparse_mezo"])
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in NOT_CAPTURED])
+@pytest.mark.parametrize("name", [*(name for name in CONFIGS if name not in NOT_CAPTURED), *ENCODERS])
 def test_captured_is_eager(name: str, method: str) -> None:
-    model = decoder(name).cuda()
+    model, batch, labels = specimen(name)
+    model.cuda()
     build = functools.partial(zb.METHODS[method], lr=0.0, eps=1e-2, seed=3)
     runs = []
     for graphs in (True, False):
@@ -60,7 +61,7 @@ def test_captured_is_eager(name: str, method: str) -> None:
         records = []
         optimizer.listener = records.append
         for _ in range(2 * len(optimizer.blocks)):
-            optimizer.step(engine.objective(BATCH, LABELS))
+            optimizer.step(engine.objective(batch, labels))
         optimizer.flush()
         runs.append(records)
         assert (len(engine.graphs) > 0) if graphs else engine.graphs is None

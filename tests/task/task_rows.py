@@ -28,7 +28,10 @@ GOLDEN: dict[str, list[tuple[dict[str, Any], Example]]] = {
         (
             {"premise": "Ana fed the goats.", "hypothesis": "The goats were fed.", "label": 0},
             Example(
-                'Ana fed the goats.\nDoes this mean that "The goats were fed." is true? Yes or No?\n', ("Yes", "No"), 0
+                'Ana fed the goats.\nDoes this mean that "The goats were fed." is true? Yes or No?\n',
+                ("Yes", "No"),
+                0,
+                gap=("Ana fed the goats?", ", the goats were fed."),
             ),
         ),
     ],
@@ -39,6 +42,7 @@ GOLDEN: dict[str, list[tuple[dict[str, Any], Example]]] = {
                 'Suppose B: I doubt the bus runs. Can we infer that "the bus runs"? Yes, No, or Maybe?\n',
                 ("Yes", "No", "Maybe"),
                 2,
+                gap=("B: I doubt the bus runs?", ", the bus runs"),
             ),
         ),
     ],

@@ -41,7 +41,7 @@ def attach_lora(model: nn.Module, r: int, alpha: float, targets: Sequence[str], 
     names = resolve(model, targets)
     matched = [module for path, module in _linears(model) if _ends(path, names)]
     config = peft.LoraConfig(
-        task_type="CAUSAL_LM",
+        task_type=None if family.masked(model) else "CAUSAL_LM",
         r=r,
         lora_alpha=alpha if alpha % 1 else int(alpha),
         lora_dropout=0.0,
@@ -109,6 +109,11 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def attach_prefix(model: nn.Module, tokens: int, seed: int) -> nn.Module:
     """Freeze a model and put a prefix before its layers; see :class:`~zeroblock.adapter.Prefix`."""
+    if family.masked(model):
+        raise ZeroBlockError(
+            f"{type(model).__name__} fills in masks and keeps no keys and values that a prefix could be: use LoRA "
+            "(--lora r=8,targets=q,v)"
+        )
     config = require().PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=tokens)
     start = None if _is_meta(model) else _activations(model, tokens, seed)
     adapted: Any = wrap(model, config)

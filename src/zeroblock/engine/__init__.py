@@ -1,4 +1,4 @@
-"""The engine: a decoder's losses, packed into rows and forked at the active block.
+"""The engine: the losses of a decoder or an encoder, packed into rows and forked at the active block.
 
 >>> engine = Engine(model)                                        # doctest: +SKIP
 >>> objective = engine.objective(encoded, labels)                 # doctest: +SKIP

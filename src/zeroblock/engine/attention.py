@@ -96,7 +96,7 @@ def attend(
         attention_mask: not used; the row says what is seen.
         scaling: of the scores; 1/√d by default.
         dropout: must be zero.
-        sliding_window: keys at least this many positions back are not seen.
+        sliding_window: keys at least this many positions away are not seen.
         softcap: c·tanh(score/c).
         others: further arguments of the model; attention sinks are refused.
 
@@ -138,5 +138,6 @@ def _pieces(row: Row) -> Iterator[tuple[int, int, slice | Tensor]]:
         for a in range(start, end, DENSE_TOKENS):
             b = min(a + DENSE_TOKENS, end)
             trunk, branch = int(row.trunk[a:b].max()), int(row.branch[a:b].min())
-            seen = torch.arange(start, b)
-            yield a, b, slice(start, b) if branch <= trunk else seen[(seen < trunk) | (seen >= branch)]
+            stop = int(row.until[a:b].max()) + 1
+            seen = torch.arange(start, stop)
+            yield a, b, slice(start, stop) if branch <= trunk else seen[(seen < trunk) | (seen >= branch)]

@@ -42,7 +42,7 @@ class Score(NamedTuple):
 
 
 class Engine(Forward):
-    """Scores examples with a causal language model of transformers.
+    """Scores examples with a causal or a masked language model of transformers.
 
     A batch becomes one row of tokens in which options share their context; the points of a
     zeroth-order step run in one forked pass.  Both are exact.  A model that cannot be packed
@@ -127,6 +127,11 @@ class Engine(Forward):
             batch: ``input_ids``, ``labels`` (-100 where a token carries no loss) and, where there is padding,
                 ``attention_mask``, all (rows, tokens); padded on the left or on the right.
         """
+        if self.masked:
+            raise bridge.BridgeError(
+                f"{type(self.model).__name__} predicts a token at its own place, not at the one before it: use "
+                "engine.objective, or the closure lambda: model(**batch).loss"
+            )
         texts, left = bridge.texts(batch)
         if left and self._counts_padding:
             raise bridge.BridgeError(
@@ -161,6 +166,11 @@ class Engine(Forward):
         """Rows of the batch with the labels of their examples, on the host."""
         if not all(one.context for one in batch):
             raise ZeroBlockError("an example has no context to predict its options from: begin it with a BOS token")
+        if any((one.mask is None) == self.masked for one in batch):
+            reads = "fills in masks, and an example has none" if self.masked else "continues a text, and one has a mask"
+            raise ZeroBlockError(
+                f"{type(self.model).__name__} {reads}: encode with task.encoder(tokenizer, masked={self.masked})"
+            )
         rows: list[tuple[Row | Padded, Tensor]] = []
         for some in split(batch, self.max_tokens):
             examples = [batch[i] for i in some]

@@ -75,11 +75,19 @@ class Anatomy:
             if member.name in self.shared:
                 raise ForkError(f"{member.name!r} is read in several places of the stack of layers")
             layer = self.layer.get(member.name)
-            for module in [layer] if layer is not None else self.owners[member.name]:
-                if layer is None and any(True for _ in module.children()):
-                    raise ForkError(f"{member.name!r} belongs to a module that holds others")
+            for module in [layer] if layer is not None else self._readers(member.name):
                 by_module.setdefault(id(module), (module, []))[1].append(member)
         return list(by_module.values())
+
+    def _readers(self, name: str) -> list[nn.Module]:
+        """The modules outside the layers that read a parameter; ``_Watch`` makes sure that no other does.
+
+        RoBERTa's head and the linear layer in it hold one bias, which the linear layer alone reads.
+        """
+        leaves = [module for module in self.owners[name] if not any(True for _ in module.children())]
+        if not leaves:
+            raise ForkError(f"{name!r} belongs to a module that holds others")
+        return leaves
 
 
 class _Watch(TorchFunctionMode):

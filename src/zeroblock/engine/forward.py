@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .. import family
 from ..direction import Point
 from ..errors import ZeroBlockWarning
 from ..exclusive import exclusive
@@ -39,6 +42,12 @@ class Forward:
         self.numel = sum(p.numel() for p in model.parameters())
         self.anatomy = Anatomy(model)
         self.configs = configs(model)
+        self.masked = family.masked(model)
+        """Whether the model is a masked language model, whose examples have a mask."""
+        self.first_position = family.first_position(model)
+        """The position id of a text's first token."""
+        self.base = _base(model)
+        """The model without its head, where the head cannot be told which tokens to predict from."""
         self.reason = ""
         """Why the model is not packed or not forked; empty where it is."""
         self.packed = False
@@ -105,9 +114,13 @@ class Forward:
                     stack.enter_context(cutting(self.cuts, tape, fork))
                 if self.told:
                     stack.enter_context(attending(self.configs, row, windows))
+                kept = {"logits_to_keep": row.keep} if self.base is None else {}
+                if self.base is not None:
+                    stack.callback(self.base.register_forward_hook(functools.partial(_keep, row.keep)).remove)
+                positions = row.positions + self.first_position if self.first_position else row.positions
                 logits = self.model(
-                    input_ids=row.tokens[None], position_ids=row.positions[None], attention_mask=mask,
-                    logits_to_keep=row.keep, use_cache=False,
+                    input_ids=row.tokens[None], position_ids=positions[None], attention_mask=mask,
+                    use_cache=False, **kept,
                 ).logits  # fmt: skip
             if tape is None:
                 self._watched.add(block)
@@ -143,6 +156,23 @@ class Forward:
         with forking(self.anatomy, points, hidden.shape[1]) as fork:
             fork.parted = parted
             return first(layer(*given(call.args, hidden), **named(call.kwargs, hidden)))
+
+
+def _base(model: nn.Module) -> nn.Module | None:
+    """The model without its head, if its forward takes no ``logits_to_keep``; None if it does, or is not known to."""
+    from transformers import PreTrainedModel
+
+    whole = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    if whole is None or "logits_to_keep" in inspect.signature(whole.forward).parameters:
+        return None
+    base = getattr(whole, whole.base_model_prefix, None)
+    return base if isinstance(base, nn.Module) else None
+
+
+def _keep(places: Tensor, base: nn.Module, args: Any, out: Any) -> Any:
+    """What a base model returns, with the hidden states at some places alone."""
+    out.last_hidden_state = out.last_hidden_state[:, places]
+    return out
 
 
 def _totals(logits: Tensor, row: Row | Padded) -> Tensor:

@@ -7,8 +7,9 @@ the row, and single-token options cost nothing.
 
     row       [ trunk of 0 | branch | branch ][ trunk of 1 ][ trunk of 2 | branch ] …
 
-A token sees its example's trunk and its own branch up to itself.  As every example is
-contiguous, three numbers per token say so: see :class:`Row`.
+A token sees its example's trunk and its own branch up to itself; in an example with a mask, which is
+its own trunk, every token sees every other.  As every example is contiguous, four numbers per token say
+so: see :class:`Row`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MAX_TABLES = 256
 class Row:
     """Examples packed into S tokens, of which P predict the N tokens of O options of E examples.
 
-    A query q sees the keys k ≤ q with ``start[q] ≤ k < trunk[q]`` or ``k ≥ branch[q]``.
+    A query q sees the keys k ≤ until[q] with ``start[q] ≤ k < trunk[q]`` or ``k ≥ branch[q]``.
 
     Args:
         tokens: (S,) ids.
@@ -45,6 +46,7 @@ class Row:
         start: (S,) first token of the example.
         trunk: (S,) end of the example's trunk for a token of a branch; ``start`` for one of the trunk.
         branch: (S,) first token of the branch; ``start`` for a token of the trunk.
+        until: (S,) last token that is seen: the token itself, or the last of an example with a mask.
         keep: (P,) tokens whose logits are needed.
         source: (N,) for each scored token, the index into ``keep`` that predicts it.
         target: (N,) its id.
@@ -58,6 +60,7 @@ class Row:
     start: Tensor
     trunk: Tensor
     branch: Tensor
+    until: Tensor
     keep: Tensor
     source: Tensor
     target: Tensor
@@ -93,17 +96,17 @@ class Row:
         """The mask of attention, (queries, keys): True where the query sees the key.
 
         Args:
-            window: keys at least this many positions back are not seen either.
+            window: keys at least this many positions away are not seen either.
             queries: a piece of the row; all of it by default.
             keys: a piece of the row, or (K,) ascending places of it; all of it by default.
         """
         places = torch.arange(len(self.tokens), device=self.tokens.device)
-        query, key = places[queries, None], places[keys][None, :]
+        key = places[keys][None, :]
         mask = (key >= self.start[queries, None]) & (key < self.trunk[queries, None])
         mask |= key >= self.branch[queries, None]
-        mask &= key <= query
+        mask &= key <= self.until[queries, None]
         if window is not None:
-            mask &= self.positions[queries, None] - self.positions[keys][None, :] < window
+            mask &= (self.positions[queries, None] - self.positions[keys][None, :]).abs() < window
         return mask
 
 
@@ -139,7 +142,7 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
     sizes = [strand.places.shape[1] for strand in strands]
     lengths = [length for strand in strands for length in strand.lengths]
     length, counted = sum(sizes), sum(lengths)
-    places = np.zeros((5, -(-length // multiple) * multiple), np.int64)
+    places = np.zeros((6, -(-length // multiple) * multiple), np.int64)
     np.concatenate([strand.places for strand in strands], 1, out=places[:, :length])
     firsts = list(itertools.accumulate(sizes, initial=0))[:-1]
     places[2:, :length] += np.repeat(firsts, sizes)
@@ -153,7 +156,7 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
     before = list(itertools.accumulate(kept, initial=0))[:-1]
     targets[0, :counted] += np.repeat(before, [strand.targets.shape[1] for strand in strands])
     spans, counts, slots = _tables(tuple(strand.lengths for strand in strands), targets.shape[1])
-    tokens, positions, start, trunk, branch = torch.from_numpy(places)
+    tokens, positions, start, trunk, branch, until = torch.from_numpy(places)
     source, target = torch.from_numpy(targets)
     return Row(
         tokens,
@@ -161,6 +164,7 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
         start,
         trunk,
         branch,
+        until,
         torch.from_numpy(keep),
         source,
         target,
@@ -187,7 +191,7 @@ class _Strand(NamedTuple):
 
     Args:
         lengths: number of scored tokens of each option.
-        places: (5, n) tokens, positions, start, trunk and branch, as in :class:`Row`.
+        places: (6, n) tokens, positions, start, trunk, branch and until, as in :class:`Row`.
         keep: (p,) as in :class:`Row`.
         targets: (2, scored tokens) source and target, as in :class:`Row`.
     """
@@ -201,14 +205,19 @@ class _Strand(NamedTuple):
 def _laid(one: Encoded) -> _Strand:
     """An example's layout, remembered unless it is long."""
     lay = _strand if len(one.context) <= MAX_STRAND_TOKENS else _strand.__wrapped__
-    return lay(one.context, one.options, one.scored)
+    return lay(one.context, one.options, one.scored, one.mask)
 
 
 @functools.lru_cache(maxsize=MAX_STRANDS)
 def _strand(
-    context: tuple[int, ...], options: tuple[tuple[int, ...], ...], scored: tuple[tuple[bool, ...], ...] | None
+    context: tuple[int, ...],
+    options: tuple[tuple[int, ...], ...],
+    scored: tuple[tuple[bool, ...], ...] | None,
+    mask: int | None,
 ) -> _Strand:
     """Lay out an example; a run meets it again in every epoch."""
+    if mask is not None:
+        return _masked(context, [token for (token,) in options], mask)
     shared = _shared(options)
     tokens = [*context, *options[0][:shared]]
     end = len(tokens)
@@ -227,8 +236,16 @@ def _strand(
         source += [kept.setdefault(place, len(kept)) for place, _ in chosen]
         target += [token for _, token in chosen]
         lengths.append(len(chosen))
-    arrays = ((tokens, positions, [0] * len(tokens), trunk, branch), list(kept), (source, target))
+    until = range(len(tokens))
+    arrays = ((tokens, positions, [0] * len(tokens), trunk, branch, until), list(kept), (source, target))
     return _Strand(tuple(lengths), *(np.array(array, np.int64) for array in arrays))
+
+
+def _masked(context: tuple[int, ...], options: Sequence[int], mask: int) -> _Strand:
+    """Lay out an example whose options stand in place of its mask."""
+    n, none = len(context), [0] * len(context)
+    arrays = ((context, range(n), none, none, none, [n - 1] * n), [mask], ([0] * len(options), options))
+    return _Strand((1,) * len(options), *(np.array(array, np.int64) for array in arrays))
 
 
 def _spans(lengths: Sequence[int], none: int) -> list[list[int]]:
@@ -276,19 +293,18 @@ class Padded:
 
 def pad(batch: Sequence[Encoded]) -> Padded:
     """Pad the strings of a batch, for models that cannot be packed."""
-    strings = [(ids, marks) for one in batch for (ids, _), marks in zip(one.rows, one.marks, strict=True)]
+    strings = [(ids, pairs) for one in batch for (ids, _), pairs in zip(one.rows, one.predictions, strict=True)]
     width = max(len(ids) for ids, _ in strings)
     tokens, mask = (torch.zeros(len(strings), width, dtype=torch.long) for _ in range(2))
     source: list[int] = []
     target: list[int] = []
-    for b, (ids, marks) in enumerate(strings):
+    for b, (ids, pairs) in enumerate(strings):
         tokens[b, : len(ids)] = torch.tensor(ids)
         mask[b, : len(ids)] = 1
-        scored = [place for place, counts in enumerate(marks, start=len(ids) - len(marks)) if counts]
-        source += [b * width + place - 1 for place in scored]
-        target += [ids[place] for place in scored]
+        source += [b * width + place for place, _ in pairs]
+        target += [token for _, token in pairs]
     numbers = iter(range(len(strings)))
-    lengths = [sum(marks) for _, marks in strings]
+    lengths = [len(pairs) for _, pairs in strings]
     columns: dict[str, list] = {
         "source": source,
         "target": target,

@@ -38,6 +38,11 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
             f"an adapter of type {virtual} puts tokens into the text, so its scores would be those of other tokens: "
             "use LoRA or prefix tuning"
         )
+    if any(getattr(config, "is_encoder_decoder", False) for config in forward.configs):
+        raise ZeroBlockError(
+            f"{type(forward.model).__name__} is an encoder-decoder, whose batches are of your own making: step on a "
+            "closure in Python, optimizer.step(lambda: model(**batch).loss)"
+        )
     examples = _specimens(forward)
     with exclusive(forward.model), evaluation(forward.model):
         try:
@@ -66,6 +71,8 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
             forward.reason = f"it cannot run a packed row ({one_line(error)})"
             return False
     named = itertools.chain.from_iterable(map(family.windows, forward.configs))
+    if forward.masked:
+        windows |= {size - 1 for size in windows}  # ModernBERT names the keys on either side, without the query's own
     forward.max_length = min((size for size in named if size not in windows), default=math.inf)
     difference = float(((alone - together) / row.lengths).abs().max())  # per token
     if not difference <= tolerance(forward):
@@ -107,6 +114,14 @@ def _specimens(forward: Forward) -> list[Encoded]:
         return tuple(itertools.islice(ids, count))
 
     stem = some(1)
+    if forward.masked:
+        alike = some(7)
+        return [
+            Encoded(alike, (some(1), some(1)), mask=5),
+            Encoded(some(2), (some(1),), mask=0),
+            Encoded(some(24), (some(1), some(1)), mask=3),  # the words behind the mask count too
+            Encoded(alike, (some(1), some(1)), mask=2),
+        ]
     return [
         Encoded(some(5), (stem + some(1), stem + some(2))),
         Encoded(some(2), (some(1), some(1))),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from .. import family
 from ..adapter import base_of, is_folder
 from ..errors import ZeroBlockError, shown
 from ..evaluate.evaluator import Evaluation
@@ -20,6 +21,8 @@ from ..task.metric import is_loss, worded
 from ..train.config import EXECUTION, Config, recorded
 from .summary import selection
 
+GENERATION, FILLING = "text-generation", "fill-mask"
+"""The pipelines of transformers for causal and for masked language models."""
 What = Literal["model", "journal"]
 """What a repository holds: a folder for ``from_pretrained``, or an exported journal."""
 HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
@@ -40,6 +43,7 @@ class Facts:
         by: how that step was selected; empty if it was not selected by dev.
         measurements: the evaluations of the run.
         adapted: the base of the adapter that the repository holds; empty if it holds whole weights or a journal.
+        pipeline: of transformers, that the model is for.
     """
 
     config: Config
@@ -47,6 +51,7 @@ class Facts:
     by: str
     measurements: tuple[Measurement, ...]
     adapted: str = ""
+    pipeline: str = GENERATION
 
     @classmethod
     def read(cls, run: Path, step: int, weights: Path | None = None) -> Facts | None:
@@ -67,7 +72,9 @@ class Facts:
             measurements = ()
         chosen = selection(run)
         adapted = base_of(str(weights)) if weights is not None and is_folder(str(weights)) else ""
-        return cls(config, step, chosen.by if chosen and chosen.step == step else "", measurements, adapted)
+        pipeline = GENERATION if weights is None else pipeline_of(weights)
+        by = chosen.by if chosen and chosen.step == step else ""
+        return cls(config, step, by, measurements, adapted, pipeline)
 
     def at(self, step: int) -> dict[str, Measurement]:
         """The evaluations after a step, by split."""
@@ -82,6 +89,15 @@ class Facts:
     def task(self) -> str:
         """The task by its name, or by that of its file."""
         return shown(Path(self.config.task).name, MAX_VALUE)
+
+
+def pipeline_of(folder: Path) -> str:
+    """The pipeline of transformers that a folder's model is for."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # an adapter's folder has none
+        return GENERATION
+    return FILLING if any(family.MASKED.search(str(name)) for name in config.get("architectures") or ()) else GENERATION
 
 
 def hub_card(facts: Facts, what: What, repo: str = PLACEHOLDER) -> str:
@@ -130,7 +146,7 @@ def _front_matter(facts: Facts, what: What, repo: str) -> str:
     if test is not None:
         results.append(
             EvalResult(
-                task_type="text-generation",
+                task_type=facts.pipeline,
                 dataset_type=dataset or facts.task,
                 dataset_name=facts.task,
                 dataset_split="test",
@@ -142,7 +158,7 @@ def _front_matter(facts: Facts, what: What, repo: str) -> str:
         base_model=hub_name(facts.base),
         base_model_relation="adapter" if facts.adapted else None,
         library_name="zeroblock" if what == "journal" else "peft" if facts.adapted else "transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag=facts.pipeline,
         tags=["zeroblock", *([] if facts.config.method == "ft" else ["zeroth-order"]), facts.config.method],
         datasets=[dataset] if dataset else None,
         metrics=[test.evaluation.metric] if test is not None else None,
@@ -234,7 +250,7 @@ def _use(facts: Facts, what: What, repo: str) -> list[str]:
     """How to use what the repository holds."""
     if what == "journal":
         return _use_journal(repo, facts)
-    return _use_adapter(repo, facts) if facts.adapted else _use_model(repo)
+    return _use_adapter(repo, facts) if facts.adapted else _use_model(repo, facts.pipeline)
 
 
 def _use_adapter(repo: str, facts: Facts) -> list[str]:
@@ -258,18 +274,27 @@ def _use_adapter(repo: str, facts: Facts) -> list[str]:
     return [*lines, "", "With vLLM:", "", "```", served, "```"]
 
 
-def _use_model(repo: str) -> list[str]:
+def _use_model(repo: str, pipeline: str) -> list[str]:
     name = json.dumps(repo, ensure_ascii=False)
-    return [
+    auto = "AutoModelForMaskedLM" if pipeline == FILLING else "AutoModelForCausalLM"
+    call = 'print(pipe("The film was", max_new_tokens=20)[0]["generated_text"])'
+    if pipeline == FILLING:
+        call = 'print(pipe(f"The film was {pipe.tokenizer.mask_token}.")[0]["token_str"])'
+    lines = [
         "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline",
+        f"from transformers import {auto}, AutoTokenizer, pipeline",
         "",
-        f'pipe = pipeline("text-generation", model={name})',
-        'print(pipe("The film was", max_new_tokens=20)[0]["generated_text"])',
+        f'pipe = pipeline("{pipeline}", model={name})',
+        call,
         "",
-        f"model = AutoModelForCausalLM.from_pretrained({name})  # or without the pipeline",
+        f"model = {auto}.from_pretrained({name})  # or without the pipeline",
         f"tokenizer = AutoTokenizer.from_pretrained({name})",
         "```",
+    ]
+    if pipeline == FILLING:
+        return lines
+    return [
+        *lines,
         "",
         "With vLLM:",
         "",
@@ -314,7 +339,7 @@ def public_card(text: str, tags: Sequence[str], base: str) -> str:
     data = ModelCardData(
         base_model=hub_name(base),
         library_name="zeroblock",
-        pipeline_tag="text-generation",
+        pipeline_tag=GENERATION,
         tags=["zeroblock", "zeroth-order", *tags],
     )
     return f"---\n{data.to_yaml()}\n---\n\n{text}"

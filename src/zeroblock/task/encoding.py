@@ -7,16 +7,27 @@ token), there may be no such tokens.  So the context ends where the tokens of *a
 with every option and with none, still agree.  Each option is scored from there: all options
 carry the same few characters of context, which makes the comparison fair, and every option has
 at least one token.
+
+A masked language model reads a text with a gap, ``{sentence} It was <mask>.``, and is asked for the
+word in it: a :class:`Cloze` encodes the text, and each option as the one token of its word.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import ZeroBlockError
 from .example import DataError, Example
+
+FULL_STOP = "."
+"""What follows the gap of a text, unless an example says otherwise."""
+NO_TEXT = (
+    "a masked language model fills in single words and generates no text: choose a task of label words, such as sst2"
+)
 
 
 class Tokenizer(Protocol):
@@ -38,6 +49,8 @@ class Encoded:
         cut: the number of context tokens dropped on the left.
         scored: for each option, which of its tokens carry loss; None if all do.  The others are read like
             those of the context: an option may hold several answers with questions between them.
+        mask: place in the context of the token that stands for the option, in an example of a masked language
+            model; its options have one token each.  None if the options follow the context.
 
     >>> Encoded((1, 2), ((3, 4, 5, 6),), scored=((True, False, False, True),)).marks
     ((True, False, False, True),)
@@ -47,8 +60,14 @@ class Encoded:
     options: tuple[tuple[int, ...], ...]
     cut: int = 0
     scored: tuple[tuple[bool, ...], ...] | None = None
+    mask: int | None = None
 
     def __post_init__(self) -> None:
+        if self.mask is not None:
+            if self.scored is not None or any(len(option) != 1 for option in self.options):
+                raise ZeroBlockError("a mask stands for one token: give options of one token each, and no scored")
+            if not 0 <= self.mask < len(self.context):
+                raise ZeroBlockError(f"mask is place {self.mask} of a context of {len(self.context)} tokens")
         if self.scored is None:
             return
         if tuple(map(len, self.scored)) != tuple(map(len, self.options)):
@@ -64,12 +83,27 @@ class Encoded:
     def only(self, option: int) -> Encoded:
         """The same context with one of the options."""
         scored = None if self.scored is None else (self.scored[option],)
-        return Encoded(self.context, (self.options[option],), self.cut, scored)
+        return Encoded(self.context, (self.options[option],), self.cut, scored, self.mask)
 
     @property
     def rows(self) -> tuple[tuple[tuple[int, ...], int], ...]:
         """For each option the ids of the whole string, and how many at its end belong to the option."""
+        if self.mask is not None:
+            return ((self.context, 0),) * len(self.options)
         return tuple((self.context + option, len(option)) for option in self.options)
+
+    @property
+    def predictions(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each option its scored tokens: the place in the string that predicts each, and its id.
+
+        >>> Encoded((1, 2), ((3, 4),)).predictions, Encoded((1, 9, 2), ((3,), (4,)), mask=1).predictions
+        ((((1, 3), (2, 4)),), (((1, 3),), ((1, 4),)))
+        """
+        first = len(self.context) - 1 if self.mask is None else self.mask
+        return tuple(
+            tuple((first + k, token) for k, (token, counts) in enumerate(zip(option, marks, strict=True)) if counts)
+            for option, marks in zip(self.options, self.marks, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -146,34 +180,23 @@ class Encoder:
 
     def example(self, example: Example) -> Encoded:
         """Encode an example with all its options: for cross-entropy over them, and for choosing one."""
-        return self._of(example, example.context, example.options, spans=example.spans)
+        with _naming(example):
+            return self(example.context, example.options, spans=example.spans)
 
     def target(self, example: Example) -> Encoded:
         """Encode an example with only the option to train on: for teacher forcing."""
-        return self._of(example, example.context, (example.target,), spans=example.spans)
+        with _naming(example):
+            return self(example.context, (example.target,), spans=example.spans)
 
     def prompt(self, example: Example, max_new_tokens: int) -> Encoded:
         """Encode only the context of an example, with space for the text to generate."""
-        return self._of(example, example.context, (), max_new_tokens)
+        with _naming(example):
+            return self(example.context, (), reserve=max_new_tokens)
 
     def calibration(self, example: Example) -> Encoded | None:
         """Encode the options after the calibration context (SFC); None if there is no such context."""
-        return None if example.calibration is None else self._of(example, example.calibration, example.options)
-
-    def _of(
-        self,
-        example: Example,
-        context: str,
-        options: Sequence[str],
-        reserve: int = 0,
-        spans: Sequence[tuple[int, int]] = (),
-    ) -> Encoded:
-        try:
-            return self(context, options, reserve=reserve, spans=spans)
-        except DataError as error:
-            if not example.where:
-                raise
-            raise ZeroBlockError(f"{example.where}: {error}") from error
+        with _naming(example):
+            return None if example.calibration is None else self(example.calibration, example.options)
 
     def _ranges(
         self, context: str, ids: tuple[int, ...], spans: Sequence[tuple[int, int]]
@@ -193,6 +216,106 @@ class Encoder:
             if token is not None:
                 return int(token)
         raise ZeroBlockError("the context is empty and the tokenizer has neither a BOS nor an EOS token to begin with")
+
+
+class Cloze(Encoder):
+    """Encodes examples for a masked language model, as texts with a gap; make it with :meth:`of`.
+
+    An example is read as ``before <mask>after`` (:attr:`Example.gap`), by default its context and a full stop.  Every
+    option is a word of one token, with the space before it that it has inside a text.
+    """
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, max_length: int = 2048, *, eos: bool = False) -> Cloze:
+        """Make the encoder of a tokenizer.
+
+        Args:
+            tokenizer: of a masked language model.
+            max_length: the most tokens of a text.
+            eos: must be False: the task would generate text.
+        """
+        if eos:
+            raise ZeroBlockError(NO_TEXT)
+        if getattr(tokenizer, "mask_token_id", None) is None:
+            raise ZeroBlockError("the tokenizer has no mask token for the model to fill in: set tokenizer.mask_token")
+        if max_length < 2:
+            raise ZeroBlockError(f"a maximum length of {max_length} has no space for a text and its mask")
+        return cls(tokenizer, _prefix(tokenizer), max_length)
+
+    def __call__(
+        self,
+        context: str,
+        options: Sequence[str],
+        *,
+        reserve: int = 0,
+        spans: Sequence[tuple[int, int]] = (),
+        after: str = FULL_STOP,
+    ) -> Encoded:
+        """Encode a text with a gap, and the words that may fill it.
+
+        A text that does not fit is cut on the left, behind the tokens that begin every text.
+
+        Args:
+            context: the text before the gap.
+            options: the words.
+            reserve: must be zero: nothing is generated.
+            spans: must be empty: the gap alone carries loss.
+            after: the text after the gap.
+        """
+        if reserve or spans or not options:
+            raise ZeroBlockError(NO_TEXT)
+        tokenizer: Any = self.tokenizer
+        before = context.rstrip()
+        text = f"{before} {tokenizer.mask_token}{after}" if before else f"{tokenizer.mask_token}{after}"
+        ids = self._ids(text)
+        places = [place for place, token in enumerate(ids) if token == tokenizer.mask_token_id]
+        if len(places) != 1:
+            raise DataError(f"the text holds {tokenizer.mask_token!r}, which stands for the word to be filled in")
+        cut = max(0, len(self.prefix) + len(ids) + len(self.suffix) - self.max_length)
+        if cut > places[0]:
+            raise DataError(f"the text after the mask leaves no space for it in a maximum length of {self.max_length}")
+        words = tuple((self._word(option.strip()),) for option in options)
+        return Encoded(self.prefix + ids[cut:] + self.suffix, words, cut, mask=len(self.prefix) + places[0] - cut)
+
+    @functools.cached_property
+    def suffix(self) -> tuple[int, ...]:
+        """The ids that the tokenizer puts after every text."""
+        whole = self.tokenizer.encode("a", add_special_tokens=True)
+        return tuple(whole[len(self.prefix) + len(self._ids("a")) :])
+
+    def example(self, example: Example) -> Encoded:
+        """Encode an example with all its options."""
+        return self._gap(example, example.options)
+
+    def target(self, example: Example) -> Encoded:
+        """Encode an example with only the option to train on."""
+        return self._gap(example, (example.target,))
+
+    def _gap(self, example: Example, options: Sequence[str]) -> Encoded:
+        before, after = (example.context, FULL_STOP) if example.gap is None else example.gap
+        with _naming(example):
+            return self(before, options, spans=example.spans, after=after)
+
+    def _word(self, word: str) -> int:
+        """The token of a word."""
+        unknown = getattr(self.tokenizer, "unk_token_id", None)
+        ways = [self._ids(f" {word}"), self._ids(word)]
+        for ids in ways:
+            if len(ids) == 1 and ids[0] != unknown:
+                return int(ids[0])
+        count = "is unknown to the tokenizer" if unknown in ways[0] else f"has {len(ways[0])} tokens"
+        raise DataError(f"the option {word!r} {count}, and a mask stands for one: choose a word that is one token")
+
+
+@contextlib.contextmanager
+def _naming(example: Example) -> Iterator[None]:
+    """A context in which an error of a row names its file and line."""
+    try:
+        yield
+    except DataError as error:
+        if not example.where:
+            raise
+        raise ZeroBlockError(f"{example.where}: {error}") from error
 
 
 def _agreement(strings: Sequence[tuple[int, ...]]) -> int:

@@ -32,6 +32,8 @@ class Example:
         where: the row it was read from, ``file:line``; error messages begin with it.
         spans: ranges of characters of the context that carry loss too, in order: the earlier answers of a chat.
             Only an example of one option has them.
+        gap: the texts before and after the gap that a masked language model fills in with an option; None for the
+            context before it and a full stop after it.
 
     >>> Example("dull plot. It was", (" terrible", " great"), 0).target
     ' terrible'
@@ -44,6 +46,7 @@ class Example:
     calibration: str | None = ""
     where: str = field(default="", compare=False)
     spans: tuple[tuple[int, int], ...] = ()
+    gap: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         if not self.options:
@@ -73,7 +76,8 @@ class Example:
         """The same example with a text before its context."""
         shift = len(text)
         spans = tuple((begin + shift, end + shift) for begin, end in self.spans)
-        return replace(self, context=text + self.context, spans=spans)
+        gap = None if self.gap is None else (text + self.gap[0], self.gap[1])
+        return replace(self, context=text + self.context, spans=spans, gap=gap)
 
 
 def join(prompt: str, options: Iterable[str]) -> tuple[str, tuple[str, ...]]:

@@ -1,9 +1,13 @@
 """Questions with an answer of one word: RTE, CB, BoolQ, WSC, WiC and MultiRC of SuperGLUE.
 
-Their contexts end in a newline, so their options have no leading space.
+Their contexts end in a newline, so their options have no leading space.  A masked language model reads
+RTE and CB as LM-BFF writes entailment, ``{premise}? <mask>, {hypothesis}``, and the others with the mask
+in place of the option.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from .data_row import DataRow
 from .example import Example
@@ -16,16 +20,21 @@ def _example(context: str, options: tuple[str, ...], row: DataRow) -> Example:
     return Example(context.strip(" "), options, row.label(len(options)))
 
 
+def _entailment(example: Example, premise: str, hypothesis: str) -> Example:
+    claim = hypothesis[:1].lower() + hypothesis[1:]
+    return replace(example, gap=(f"{premise.rstrip(' .?!')}?", f", {claim}"))
+
+
 def _rte(row: DataRow) -> Example:
     premise, hypothesis = row.text("premise"), row.text("hypothesis")
     context = f'{premise}\nDoes this mean that "{hypothesis}" is true? Yes or No?\n'
-    return _example(context, ("Yes", "No"), row)
+    return _entailment(_example(context, ("Yes", "No"), row), premise, hypothesis)
 
 
 def _cb(row: DataRow) -> Example:
     premise, hypothesis = row.text("premise"), row.text("hypothesis")
     context = f'Suppose {premise} Can we infer that "{hypothesis}"? Yes, No, or Maybe?\n'
-    return _example(context, ("Yes", "No", "Maybe"), row)
+    return _entailment(_example(context, ("Yes", "No", "Maybe"), row), premise, hypothesis)
 
 
 def _boolq(row: DataRow) -> Example:

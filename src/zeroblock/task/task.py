@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..errors import ZeroBlockError
 from .data_row import DataRow
-from .encoding import Encoded, Encoder, Tokenizer
+from .encoding import Cloze, Encoded, Encoder, Tokenizer
 from .example import DataError, Example
 from .metric import ACCURACY, Metric
 from .source import Part, Source
@@ -104,9 +104,16 @@ class Task:
         # Files are rendered whole, so that a bad row is reported whatever the seed.
         return [self.example(row) for row in rows].__getitem__
 
-    def encoder(self, tokenizer: Tokenizer, max_length: int = 2048) -> Encoder:
-        """Make the encoder of this task's examples; see :class:`Encoder`."""
-        return Encoder.of(tokenizer, max_length, eos=self.stop is None)
+    def encoder(self, tokenizer: Tokenizer, max_length: int = 2048, *, masked: bool = False) -> Encoder:
+        """Make the encoder of this task's examples; see :class:`Encoder`.
+
+        Args:
+            tokenizer: of the model.
+            max_length: the most tokens of an example.
+            masked: whether the model is a masked language model, which reads a :class:`Cloze`.
+        """
+        kind = Cloze if masked else Encoder
+        return kind.of(tokenizer, max_length, eos=self.stop is None)
 
     def training_pair(self, encoder: Encoder, example: Example) -> tuple[Encoded, int]:
         """Encode an example as the training loss reads it, with the index of its right option.

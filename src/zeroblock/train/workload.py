@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from .. import family
 from .. import model as models
 from .. import task as tasks
 from ..adapter import virtual_tokens
@@ -138,7 +139,8 @@ def prepare(
     tell(f"loading {config.model} ({config.dtype}, {models.find_device(config.device)})")
     model: Any = cache.model(config)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_length
-    encoder = task.encoder(tokenizer, min(config.max_length, longest - virtual_tokens(model)))
+    longest -= virtual_tokens(model) + family.first_position(model)
+    encoder = task.encoder(tokenizer, min(config.max_length, longest), masked=family.masked(model))
     graphs = {"auto": None, "on": True, "off": False}[config.graphs]
     engine = Engine(model, fork=config.engine == "forked", max_tokens=config.max_tokens, graphs=graphs)
     demonstrations = Demonstrations(rows.train, config.shots, config.data_seed)

@@ -1,7 +1,7 @@
 """Attention over a packed row of tokens.
 
-A query q sees the keys k ≤ q with start[q] ≤ k < trunk[q] or k ≥ branch[q]; with a window also
-positions[q] - positions[k] < window.  Three numbers per query say so, and no mask need exist.
+A query q sees the keys k ≤ until[q] with start[q] ≤ k < trunk[q] or k ≥ branch[q]; with a window also
+|positions[q] - positions[k]| < window.  Four numbers per query say so, and no mask need exist.
 
 ``reference`` is plain torch under a mask, and also serves the CPU: torch's fused attention is a
 compiled loop already, so there is no CPU version of its own.  ``triton`` never touches tiles of keys
@@ -31,6 +31,11 @@ class Packed(Protocol):
     @property
     def branch(self) -> Tensor:
         """First token of the query's own branch."""
+        ...
+
+    @property
+    def until(self) -> Tensor:
+        """Last token that the query sees: itself in a decoder, the last of its example in an encoder."""
         ...
 
     @property

@@ -14,7 +14,7 @@ from . import Packed
 
 @triton.jit
 def _packed(
-    q_ptr, k_ptr, v_ptr, out_ptr, start_ptr, trunk_ptr, branch_ptr, position_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, start_ptr, trunk_ptr, branch_ptr, until_ptr, position_ptr,
     q_row, q_head, q_at, k_row, k_head, k_at, v_row, v_head, v_at,
     length, heads, groups, scale, cap, window,
     CAP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -29,6 +29,7 @@ def _packed(
     start = tl.load(start_ptr + at, mask=inside, other=length).to(tl.int32)
     trunk = tl.load(trunk_ptr + at, mask=inside, other=0).to(tl.int32)
     branch = tl.load(branch_ptr + at, mask=inside, other=length).to(tl.int32)
+    until = tl.load(until_ptr + at, mask=inside, other=-1).to(tl.int32)
     q_base = q_ptr + r.to(tl.int64) * q_row + h.to(tl.int64) * q_head
     k_base = k_ptr + r.to(tl.int64) * k_row + (h // groups).to(tl.int64) * k_head
     v_base = v_ptr + r.to(tl.int64) * v_row + (h // groups).to(tl.int64) * v_head
@@ -40,8 +41,8 @@ def _packed(
     norm = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, WIDE], tl.float32)
     first = tl.min(start, 0) // N * N
-    last = tl.minimum(length, (tile + 1) * M)
-    for n in range(first, last, N):
+    end = tl.max(until, 0) + 1
+    for n in range(first, end, N):
         key = n + tl.arange(0, N)
         there = (key < length)[:, None] & (d < D)[None, :]
         k = tl.load(k_base + key[:, None].to(tl.int64) * k_at + d[None, :], mask=there, other=0.0)
@@ -50,10 +51,10 @@ def _packed(
             scores = cap * (2.0 * tl.sigmoid(2.0 * scores / cap) - 1.0)
         column = key[None, :]
         seen = (column >= start[:, None]) & (column < trunk[:, None]) | (column >= branch[:, None])
-        seen = seen & (column <= at[:, None])
+        seen = seen & (column <= until[:, None])
         if WINDOW:
             behind = tl.load(position_ptr + key, mask=key < length, other=0).to(tl.int32)
-            seen = seen & (here[:, None] - behind[None, :] < window)
+            seen = seen & (tl.abs(here[:, None] - behind[None, :]) < window)
         scores = tl.where(seen, scores, -float("inf"))
         above = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(above == -float("inf"), 0.0, above)  # a query that has seen nothing yet
@@ -79,7 +80,7 @@ def packed(
         value: (R, K, S, e).
         row: which of the S tokens see which.
         scale: of the scores.
-        window: a query does not see keys this many positions back, or more.
+        window: a query does not see keys this many positions away, or more.
         softcap: c·tanh(score/c).
 
     Returns:
@@ -96,7 +97,7 @@ def packed(
     m, n = (32, 32) if single else (64, 64)
     with torch.cuda.device_of(query):
         _packed[(triton.cdiv(length, m), rows * heads)](
-            query, key, value, out, row.start, row.trunk, row.branch, row.positions,
+            query, key, value, out, row.start, row.trunk, row.branch, row.until, row.positions,
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
             length, heads, heads // key.shape[1], scale, softcap or 0.0, window or 0,
             CAP=softcap is not None, WINDOW=window is not None, D=size, WIDE=max(16, triton.next_power_of_2(size)),
