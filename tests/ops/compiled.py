@@ -19,9 +19,15 @@ from zeroblock.engine.pack import pack
 from zeroblock.noise import Distribution, Draw, Key, Mask, RandomMask, Rounding, SmallMask
 from zeroblock.ops.adam.triton import adam_
 from zeroblock.ops.attention.triton import packed
+from zeroblock.ops.gate import Act
+from zeroblock.ops.gate.triton import gated
 from zeroblock.ops.noise.triton import add_noise_, fill_
+from zeroblock.ops.norm import Scaling
+from zeroblock.ops.norm.triton import layer_norm, rms_norm
 from zeroblock.ops.outer.triton import add_, add_outer_
+from zeroblock.ops.project.triton import project, project_gated
 from zeroblock.ops.replay import Matrix, Piece, Pieces, Steps, advance_
+from zeroblock.ops.rotary.triton import rotate
 from zeroblock.task.encoding import Encoded
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -107,6 +113,21 @@ def attend(dtype: torch.dtype) -> None:
         packed(query, key.to(dtype), key.to(dtype), row, 0.1, window, cap)
 
 
+def layer(dtype: torch.dtype) -> None:
+    x, vector, matrix = (
+        torch.zeros(1, 5, 48, dtype=dtype),
+        torch.zeros(48, dtype=dtype),
+        torch.zeros(70, 48, dtype=dtype),
+    )
+    rms_norm(x, vector, 1e-5, Scaling.ROUNDED)
+    layer_norm(x, vector, vector, 1e-5)
+    heads = x.view(1, 5, 3, 16).transpose(1, 2)
+    rotate(heads, heads, x[..., :16], x[..., :16])
+    gated(x, x, Act.GELU_TANH)
+    project(x, [matrix, matrix], [None, None])
+    project_gated(x, matrix, matrix, Act.SILU)
+
+
 if __name__ == "__main__":
     triton.runtime.driver.set_active(Absent())
     JITFunction.__getitem__ = compile_instead  # type: ignore[method-assign]
@@ -115,3 +136,4 @@ if __name__ == "__main__":
         many_steps(dtype)
         if dtype != torch.float64:
             attend(dtype)
+            layer(dtype)
