@@ -14,7 +14,7 @@ from toy import PATIENCE_S, zeroblock
 from zeroblock.cli.methods import TABLE, describe_all
 from zeroblock.method import METHODS
 
-COMMAND = [sys.executable, "-c", "from zeroblock.cli import main; main()"]
+COMMAND = [sys.executable, "-m", "zeroblock"]
 
 
 @pytest.fixture(autouse=True)

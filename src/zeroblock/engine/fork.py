@@ -74,6 +74,8 @@ class Anatomy:
         for member in members:
             if member.name in self.shared:
                 raise ForkError(f"{member.name!r} is read in several places of the stack of layers")
+            if member.name not in self.owners:
+                raise ForkError(f"{member.name!r} has another name here: build engine and optimizer on the same model")
             layer = self.layer.get(member.name)
             for module in [layer] if layer is not None else self._readers(member.name):
                 by_module.setdefault(id(module), (module, []))[1].append(member)

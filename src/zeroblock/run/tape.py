@@ -77,11 +77,6 @@ class Recorder:
         self.frame, self.pool = frame, pool
         self._open: tuple[tuple[object, ...], torch.cuda.CUDAGraph] | None = None
 
-    @property
-    def recording(self) -> bool:
-        """Whether a piece is being captured."""
-        return self._open is not None
-
     def begin(self, key: tuple[object, ...]) -> None:
         """Capture from here."""
         graph = torch.cuda.CUDAGraph()

@@ -1,0 +1,6 @@
+"""``python -m zeroblock`` is ``zeroblock``."""
+
+from .cli import main
+
+if __name__ == "__main__":
+    main()
