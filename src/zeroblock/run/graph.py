@@ -300,10 +300,8 @@ class _Capture:
     def _ends(self, first: Piece, last: Piece) -> None:
         """Capture what comes before and after the layers; the loss, too."""
         known = self.frame.graphs
-        begins, ends = (
-            first if first.active and first.key not in known else None,
-            last if last.key not in known else None,
-        )
+        begins = first if first.active and first.key not in known else None
+        ends = last if last.key not in known else None
         if begins is None and ends is None:
             return
         self.frame.carry(last.before)
