@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,25 @@ from torch import Tensor, nn
 from .errors import ZeroBlockError
 from .interrupt import uninterrupted
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Closure = Callable[[], Any]
 """Returns a number: a float, a numpy scalar or a tensor (averaged in fp32), from one micro-batch."""
+
+
+def without_gradients(function: Callable[P, R]) -> Callable[P, R]:
+    """``torch.no_grad()`` for a function, which Ctrl-C cannot leave in force.
+
+    >>> without_gradients(torch.is_grad_enabled)(), torch.is_grad_enabled()
+    (False, True)
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with uninterrupted() as shield, torch.no_grad(), shield.opened():
+            return function(*args, **kwargs)
+
+    return call
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from . import block as blocks_of
 from .block import Block, Partition
-from .closure import Closure
+from .closure import Closure, without_gradients
 from .composition import Fixed, both_parts, check, check_model, check_numbers, count, parts_of
 from .errors import ZeroBlockError
 from .estimator import Estimator, TwoSided
@@ -174,7 +174,7 @@ class ZeroOrder(torch.optim.Optimizer):
             self.weight_decay, self.decays,
         )  # fmt: skip
 
-    @torch.no_grad()
+    @without_gradients
     def step(self, closure: Closure | Sequence[Closure] | None = None) -> Tensor:  # type: ignore[override]
         """Measure and move.
 
@@ -247,7 +247,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self.turn, self.members = turn, members
         self._state.enter(turn.number)
 
-    @torch.no_grad()
+    @without_gradients
     def settle(self) -> None:
         """Bring the weights to θ between two folds: the last thing to do before they are evaluated or saved."""
         if self.steps % self.fold and not self._settled:
