@@ -760,3 +760,11 @@ def test_ctrl_c_at_random_times_leaves_the_weights_and_the_handler() -> None:
             for name, weight in snapshot(model).items():
                 torch.testing.assert_close(weight, before[name], rtol=0, atol=1e-6)
     assert interrupts > 20
+
+
+def test_a_captured_update_is_of_one_clip() -> None:
+    """``clip`` may be assigned between steps, so graphs that were captured with another one must not be used."""
+    optimizer = zb.mezo_bcd(Tiny(), lr=1.0, clip=1.0)
+    before = optimizer.plan().memory
+    optimizer.clip = 2.0
+    assert optimizer.plan().memory != before

@@ -328,9 +328,9 @@ class Plan:
 
     @property
     def memory(self) -> tuple[object, ...]:
-        """The estimator, the block, and the addresses and numbers that are fixed in a captured step."""
+        """The estimator, clip, the block, and the addresses and numbers that are fixed in a captured step."""
         places = ((member.param.data_ptr(), *member.basis.memory()) for member in self.members)
-        return (self.estimator, self.turn.block, *places, *self.state.memory(self.members))
+        return (self.estimator, self.clip, self.turn.block, *places, *self.state.memory(self.members))
 
     def clocked(self, clock: Tensor) -> Plan:
         """The same plan with its noise addressed by a clock on the device; see :class:`noise.Key`."""

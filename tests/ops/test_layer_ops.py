@@ -89,6 +89,18 @@ def test_project(dtype: torch.dtype, sizes: tuple[int, ...], bias: bool) -> None
         torch.testing.assert_close(one, expected, rtol=2 * ULP[dtype] + rough, atol=20 * ULP[dtype] + rough)
 
 
+def test_products_of_strided_matrices() -> None:
+    x, matrix = drawn(1, 5, 16), drawn(16, 24, seed=1).T
+    (got,) = project_kernel.project(x, [matrix], [None])
+    torch.testing.assert_close(got, project.project(x, [matrix], [None])[0], rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(
+        project_kernel.project_gated(x, matrix, matrix, Act.SILU),
+        project.project_gated(x, matrix, matrix, Act.SILU),
+        rtol=2e-2,
+        atol=0.1,
+    )
+
+
 @pytest.mark.parametrize("dtype", PRODUCTS)
 @pytest.mark.parametrize("act", Act)
 def test_project_gated(dtype: torch.dtype, act: Act) -> None:

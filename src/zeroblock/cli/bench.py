@@ -27,6 +27,17 @@ GRAPHS = {"auto": None, "on": True, "off": False}
 FOLDER = "A folder with NAME/train.jsonl and NAME/validation.jsonl; by default the data come from the hub."
 
 Tasks = Annotated[str, typer.Option("--task", help="One task, or several separated by commas.")]
+Model = Annotated[str, typer.Option(help="A folder, GGUF file, hub id, or a shape with random weights.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Examples per step.")]
+Data = Annotated[Path | None, typer.Option(help=FOLDER)]
+Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
+Dtype = Annotated[str, typer.Option(help="fp32, fp16, bf16, or auto: fp16 on cuda, fp32 on the CPU.")]
+Graphs = Annotated[str, typer.Option(help="CUDA graphs: auto, on or off.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON list.")]
+Csv = Annotated[Path | None, typer.Option(help="Append each row to this file as soon as it is measured.")]
+EncodedFile = Annotated[
+    Path | None, typer.Option(help="A file of bench encode, or a folder of TASK.jsonl, instead of --data.")
+]
 Tokenizer = Annotated[
     str | None,
     typer.Option(help=f"Model whose tokenizer to use; by default its own, or {STAND_IN}'s for an OPT shape."),
@@ -36,21 +47,19 @@ Tokenizer = Annotated[
 @app.command()
 def step(
     task: Tasks,
-    model: Annotated[str, typer.Option(help="A folder, GGUF file, hub id, or a shape with random weights.")],
-    batch_size: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 16,
+    model: Model,
+    batch_size: BatchSize = 16,
     methods: Annotated[
         str, typer.Option(help="Names separated by commas; NAME-reference is the published procedure.")
     ] = ("mezo-reference,mezo,lozo,sparse_mezo,mezo_bcd"),
     engines: Annotated[
         str, typer.Option(help="sequential, forked, or both separated by a comma.")
     ] = "sequential,forked",
-    data: Annotated[Path | None, typer.Option(help=FOLDER)] = None,
-    encoded: Annotated[
-        Path | None, typer.Option(help="A file of bench encode, or a folder of TASK.jsonl, instead of --data.")
-    ] = None,
+    data: Data = None,
+    encoded: EncodedFile = None,
     tokenizer: Tokenizer = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, or auto: fp16 on cuda, fp32 on the CPU.")] = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
     steps: Annotated[int, typer.Option(min=1, help="Minimum number; rounded up to whole cycles of layers.")] = 20,
     warmup: Annotated[
         int | None, typer.Option(min=0, help="Untimed steps before; by default a cycle, on a GPU as many as are timed.")
@@ -65,9 +74,9 @@ def step(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Maximum length of a packed row; longer batches are split.")
     ] = None,
-    graphs: Annotated[str, typer.Option(help="CUDA graphs: auto, on or off.")] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
-    csv: Annotated[Path | None, typer.Option(help="Append each row to this file as soon as it is measured.")] = None,
+    graphs: Graphs = "auto",
+    json: Json = False,
+    csv: Csv = None,
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, help="Seed of the noise, of the order of blocks and of the data.")
     ] = 0,
@@ -111,21 +120,19 @@ def step(
 @app.command()
 def run(
     task: Tasks,
-    model: Annotated[str, typer.Option(help="A folder, GGUF file, hub id, or a shape with random weights.")],
+    model: Model,
     method: Annotated[str, typer.Option(help="A method of the library.")] = "mezo_bcd",
     steps: Annotated[int, typer.Option(min=3, help="Length of the run.")] = 3000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 16,
-    data: Annotated[Path | None, typer.Option(help=FOLDER)] = None,
-    encoded: Annotated[
-        Path | None, typer.Option(help="A file of bench encode, or a folder of TASK.jsonl, instead of --data.")
-    ] = None,
+    batch_size: BatchSize = 16,
+    data: Data = None,
+    encoded: EncodedFile = None,
     tokenizer: Tokenizer = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, or auto: fp16 on cuda, fp32 on the CPU.")] = "auto",
-    graphs: Annotated[str, typer.Option(help="CUDA graphs: auto, on or off.")] = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    graphs: Graphs = "auto",
     reference: Annotated[bool, typer.Option(help="Time MeZO's own procedure beside it.")] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
-    csv: Annotated[Path | None, typer.Option(help="Append each row to this file as soon as it is measured.")] = None,
+    json: Json = False,
+    csv: Csv = None,
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, help="Seed of noise, of the order of blocks and of the examples.")
     ] = 0,
@@ -168,7 +175,7 @@ def run(
 def encode(
     task: Tasks,
     out: Annotated[Path, typer.Option(help="A .jsonl file, or a folder for TASK.jsonl.")],
-    data: Annotated[Path | None, typer.Option(help=FOLDER)] = None,
+    data: Data = None,
     tokenizer: Annotated[str, typer.Option(help="Model whose tokenizer to use.")] = STAND_IN,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of examples.")] = 1000,
     max_length: Annotated[int, typer.Option(min=2, help="Longer contexts are cut on the left.")] = MAX_TOKENS,

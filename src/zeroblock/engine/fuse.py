@@ -45,15 +45,21 @@ class Fusions:
     Args:
         forwards: modules with the forward that each gets.
         rotations: files whose rotary function is replaced, each with its own and the new one.
+        children: modules with those that they held when this was found.
     """
 
     forwards: list[tuple[nn.Module, Forward]] = field(default_factory=list)
     rotations: list[tuple[ModuleType, Forward, Forward]] = field(default_factory=list)
+    children: list[tuple[nn.Module, dict[str, nn.Module | None]]] = field(default_factory=list)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """A context in which the model runs with them; without effect where gradients are on, or under autocast."""
-        if torch.is_grad_enabled() or not (self.forwards or self.rotations) or _autocast():
+        """A context in which the model runs with them.
+
+        It has no effect where gradients are on, under autocast, or if a module was replaced or wrapped since: PEFT,
+        for one, puts an adapter in the place of a product whose neighbours would not know of it.
+        """
+        if torch.is_grad_enabled() or _autocast() or not self._current:
             yield
             return
         before = [(module, vars(module).get("forward")) for module, _ in self.forwards]
@@ -71,6 +77,14 @@ class Fusions:
                 for module, forward_before in before:
                     restore(module, forward_before)
 
+    @property
+    def _current(self) -> bool:
+        """Whether every module still holds the same children, and calls of both run nothing else."""
+        return all(
+            module._modules == held and _plain(module) and all(_plain(child) for child in held.values() if child)
+            for module, held in self.children
+        )
+
 
 @torch.no_grad()
 def find(model: nn.Module, device: str) -> Fusions:
@@ -83,12 +97,17 @@ def find(model: nn.Module, device: str) -> Fusions:
     ops = _Ops(device)
     fusions, tried = Fusions(), dict[Hashable, Any]()
     for module in model.modules():
+        if not _plain(module):
+            continue
+        known = len(fusions.forwards)
         for kind in (_norm, _layer_norm, _gate):
             made = kind(module, ops, tried)
             if made is not None:
                 fusions.forwards.append((module, made))
         fusions.forwards += _siblings(module, ops)
         fusions.forwards += _relu(module)
+        if len(fusions.forwards) > known:
+            fusions.children.append((module, dict(module._modules)))
         file = sys.modules.get(type(module).__module__)
         if file is not None and hasattr(file, ROTARY) and file not in tried:
             tried[file] = _rotation(file, module, ops)
@@ -137,6 +156,8 @@ def _norm(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any]) -> Forward |
         return None
 
     def forward(hidden_states: Tensor) -> Tensor:
+        if hidden_states.dtype != module.weight.dtype:  # torch's rules of promotion are the model's
+            return type(module).forward(module, hidden_states)  # type: ignore[no-any-return]
         result: Tensor = ops.norm.rms_norm(hidden_states, module.weight, eps, scaling)
         return result
 
@@ -157,6 +178,8 @@ def _layer_norm(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any]) -> For
         tried[key] = _difference(module.forward(x), got) <= TOLERANCE[weight.dtype]
 
     def forward(input: Tensor) -> Tensor:  # as torch names it
+        if input.dtype != module.weight.dtype:
+            return nn.LayerNorm.forward(module, input)
         result: Tensor = ops.norm.layer_norm(input, module.weight, module.bias, module.eps)
         return result
 
@@ -199,9 +222,9 @@ def _gate(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any]) -> Forward |
     return None if tried[key] is None else make(tried[key])
 
 
-def _plain(linear: nn.Module) -> bool:
-    """Whether a product is as it was: a forked pass may have replaced its forward."""
-    return "forward" not in vars(linear)
+def _plain(module: nn.Module) -> bool:
+    """Whether a call of a module runs its class's forward and nothing else: a fork may replace it, hooks add to it."""
+    return not ("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks)
 
 
 def _siblings(module: nn.Module, ops: _Ops) -> list[tuple[nn.Module, Forward]]:

@@ -114,8 +114,7 @@ def hub_card(facts: Facts, what: What, repo: str = PLACEHOLDER) -> str:
     lines = [
         f"# {facts.base} fine-tuned on {facts.task}",
         "",
-        f"Fine-tuned with `{config.method}` by [zeroblock](https://pypi.org/project/zeroblock/): {chosen}. "
-        f"The license is that of the base, {facts.base}.",
+        f"Fine-tuned with `{config.method}` by zeroblock: {chosen}. The license is that of the base, {facts.base}.",
         "",
         "## Results",
         "",

@@ -44,7 +44,7 @@ def _layer_norm(x_ptr, w_ptr, b_ptr, out_ptr, n, eps, N: tl.constexpr):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, scaling: Scaling) -> Tensor:
     """See ``reference.py``."""
-    x = x.contiguous()
+    x, weight = x.contiguous(), weight.contiguous()
     out, n = torch.empty_like(x), x.shape[-1]
     wide = triton.next_power_of_2(n)
     with torch.cuda.device_of(x):
@@ -56,7 +56,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, scaling: Scaling) -> Tensor:
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """See ``reference.py``."""
-    x = x.contiguous()
+    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     out, n = torch.empty_like(x), x.shape[-1]
     wide = triton.next_power_of_2(n)
     with torch.cuda.device_of(x):

@@ -105,7 +105,7 @@ def project(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
     """See ``reference.py``."""
     rows, k = x.numel() // x.shape[-1], x.shape[-1]
     sizes = [len(weight) for weight in weights]
-    tile = _tile_of(x, sizes)
+    tile = _tile_of(x, sizes) if all(weight.is_contiguous() for weight in weights) else None
     if tile is None:
         return reference.project(x, weights, biases)
     flat = x.reshape(rows, k).contiguous()
@@ -126,7 +126,7 @@ def project(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
 def project_gated(x: Tensor, gate: Tensor, up: Tensor, act: Act) -> Tensor:
     """See ``reference.py``."""
     rows, k = x.numel() // x.shape[-1], x.shape[-1]
-    tile = _tile_of(x, [len(gate)])
+    tile = _tile_of(x, [len(gate)]) if gate.is_contiguous() and up.is_contiguous() else None
     if tile is None:
         return gated(F.linear(x, gate), F.linear(x, up), act)
     flat = x.reshape(rows, k).contiguous()
