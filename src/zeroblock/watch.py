@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .direction import UNREAD, UNREAD_FIX
 from .errors import ZeroBlockError, ZeroBlockWarning
-from .reading import Reading, watched
+from .reads import Reading, watched
 from .record import Record
 from .step import Objective, Plan
 from .weights import Weights, adapted, hidden

@@ -11,7 +11,7 @@ from ..direction import visit
 from ..errors import ZeroBlockError
 from ..exclusive import exclusive
 from ..interrupt import Shield
-from ..reading import BACKWARD
+from ..reads import BACKWARD
 from ..step import Numbers, Objective, Plan
 
 
