@@ -62,7 +62,6 @@ class Fusions:
         if torch.is_grad_enabled() or _autocast() or not self._current:
             yield
             return
-        before = [(module, vars(module).get("forward")) for module, _ in self.forwards]
         with uninterrupted() as shield:
             try:
                 for module, forward in self.forwards:
@@ -74,14 +73,14 @@ class Fusions:
             finally:
                 for file, own, _ in self.rotations:
                     setattr(file, ROTARY, own)
-                for module, forward_before in before:
-                    restore(module, forward_before)
+                for module, _ in self.forwards:
+                    restore(module, None)  # none had a forward of its own
 
     @property
     def _current(self) -> bool:
         """Whether every module still holds the same children, and calls of both run nothing else."""
         return all(
-            module._modules == held and _plain(module) and all(_plain(child) for child in held.values() if child)
+            module._modules == held and all(_plain(one) for one in (module, *held.values()) if one is not None)
             for module, held in self.children
         )
 
