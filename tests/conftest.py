@@ -56,12 +56,15 @@ if os.environ.get("PYTEST_XDIST_WORKER"):
 
 
 @pytest.fixture(autouse=True)
-def _gradients_stay_on() -> Iterator[None]:
-    """A test that leaves gradients off breaks others, far from itself."""
+def _torch_stays_as_it_was() -> Iterator[None]:
+    """A test that leaves gradients off, or a function mode on, breaks others, far from itself."""
     yield
-    on = torch.is_grad_enabled()
+    on, modes = torch.is_grad_enabled(), torch.overrides._get_current_function_mode_stack()
     torch.set_grad_enabled(True)
+    for _ in modes:
+        torch.overrides._pop_mode()
     assert on, "gradients are off after this test"
+    assert not modes, "a function mode is left on torch's stack after this test"
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import zeroblock as zb
 from toy import Tiny, next_token, same, snapshot
 from zeroblock import ZeroBlockError, ZeroBlockWarning
+from zeroblock.direction import Mode
 from zeroblock.watch import ZERO_STEPS
 
 TOKENS = torch.arange(7)
@@ -125,10 +126,20 @@ def test_ctrl_c_in_a_watched_closure_leaves_no_mode_behind() -> None:
         torch.overrides._pop_mode()  # as torch does while a mode handles a function
         raise KeyboardInterrupt
 
-    for build in (zb.mezo_bcd, zb.mezo):
+    def interrupted_later() -> None:
+        Mode().__enter__()  # one that was not left
+        raise KeyboardInterrupt
+
+    def suspended() -> None:
+        self = torch.overrides._pop_mode_temporarily()  # the name that it has within contextlib
+        self.__enter__()
+        raise KeyboardInterrupt
+
+    closures = (interrupted, interrupted_later, suspended)
+    for build, closure in itertools.product((zb.mezo_bcd, zb.mezo), closures):
         optimizer, before = build(model, 1e-3), snapshot(model)
         with pytest.raises(KeyboardInterrupt):
-            optimizer.step(interrupted)
+            optimizer.step(closure)
         assert torch.overrides._get_current_function_mode_stack() == []
         assert same(snapshot(model), before)
 

@@ -11,8 +11,10 @@ import abc
 import dataclasses
 import itertools
 import sys
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -208,12 +210,24 @@ METADATA = _metadata()
 
 
 class Mode(TorchFunctionMode):
-    """A mode that can be left after Ctrl-C: torch takes a mode off its stack while the mode handles a function, and an
-    interrupt there loses it."""
+    """A mode that leaves nothing on torch's stack after Ctrl-C.
 
-    def __exit__(self, *exception: Any) -> None:
+    Torch takes a mode off its stack while the mode handles a function.  An interrupt there may lose the mode, or
+    leave it to a suspended context manager that puts it back whenever the traceback is forgotten.
+    """
+
+    def __exit__(self, kind: Any, error: Any, trace: TracebackType | None) -> None:
+        for frame, _ in traceback.walk_tb(trace):
+            generator = getattr(frame.f_locals.get("self"), "gen", None)
+            if getattr(generator, "gi_code", None) is _POPPING:
+                generator.close()  # puts its mode back now
         if self in torch.overrides._get_current_function_mode_stack():
-            super().__exit__(*exception)
+            while torch.overrides._pop_mode() is not self:  # nor a mode that an interrupt kept from being left
+                pass
+
+
+_POPPING = torch.overrides._pop_mode_temporarily.__wrapped__.__code__  # type: ignore[attr-defined]
+"""The context manager by which torch takes a mode off its stack."""
 
 
 class _Substitute(Mode):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .direction import METADATA, Direction, Member, Mode, Point
 from .errors import ZeroBlockError, ZeroBlockWarning
+from .interrupt import uninterrupted
 from .step import Mean, Objective
 
 BACKWARD = (
@@ -60,7 +61,7 @@ class Reading(Mode):
     def run(self, closure: Callable[[], Any]) -> Any:
         """Run a closure; every torch function in it is its own."""
         self._alone = True
-        with self:
+        with uninterrupted() as shield, self, shield.opened():
             value = closure()
         if isinstance(value, Tensor) and value.grad_fn is not None:
             warnings.warn(
@@ -74,7 +75,7 @@ class Reading(Mode):
     def measure(self, measure: Callable[..., Any], *args: Any) -> Any:
         """Run a measurement that perturbs weights on its own."""
         self._alone = False
-        with self:
+        with uninterrupted() as shield, self, shield.opened():
             return measure(*args)
 
     def __torch_function__(
