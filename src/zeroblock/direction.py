@@ -14,7 +14,6 @@ import sys
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -216,9 +215,9 @@ class Mode(TorchFunctionMode):
     leave it to a suspended context manager that puts it back whenever the traceback is forgotten.
     """
 
-    def __exit__(self, kind: Any, error: Any, trace: TracebackType | None) -> None:
-        for frame, _ in traceback.walk_tb(trace):
-            generator = getattr(frame.f_locals.get("self"), "gen", None)
+    def __exit__(self, *exception: Any) -> None:
+        for frame, _ in traceback.walk_tb(exception[2]):
+            generator: Any = getattr(frame.f_locals.get("self"), "gen", None)
             if getattr(generator, "gi_code", None) is _POPPING:
                 generator.close()  # puts its mode back now
         if self in torch.overrides._get_current_function_mode_stack():

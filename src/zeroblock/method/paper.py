@@ -1,32 +1,19 @@
-"""Methods: each is a name, a citation and one expression over the five parts.
-
-A method that enters ``METHODS`` joins the library: the generic tests run over the table.
-"""
+"""The methods of the MeZO-BCD paper's tables: MeZO, MeZO-BCD, LOZO, SparseMeZO, and their rules."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from .block import Partition, layers, whole
-from .errors import ZeroBlockError, unknown
-from .estimator import Estimator, TwoSided
-from .noise import Rounding
-from .optimizer import ZeroOrder
-from .rule import Adam, Momentum, Sign
-from .schedule import Adaptive, Ascending, Schedule, Shuffled
-from .subspace import LowRank, Sparse
-
-EPS = 1e-3
-"""Distance of the points from θ in every paper of the table."""
-
-Method = Callable[..., ZeroOrder]
-METHODS: dict[str, Method] = {}
-CITATIONS: dict[str, str] = {}
+from ..block import Partition, layers, whole
+from ..estimator import Estimator
+from ..noise import Rounding
+from ..optimizer import ZeroOrder
+from ..rule import Adam, Momentum, Sign
+from ..schedule import Adaptive, Ascending, Schedule, Shuffled
+from ..subspace import LowRank, Sparse
+from .table import EPS, measured, method
 
 MEZO = "Malladi et al. 2023, Fine-Tuning Language Models with Just Forward Passes"
 BCD = "Park et al. 2025, Elucidating Subspace Perturbation in Zeroth-Order Optimization: Theory and Practice at Scale"
@@ -34,17 +21,6 @@ LOZO = "Chen et al. 2024, Enhancing Zeroth-order Fine-tuning for Language Models
 SPARSE = "Liu et al. 2024, Sparse MeZO: Less Parameters for Better Performance in Zeroth-Order LLM Fine-Tuning"
 SIGN = "Liu et al. 2019, signSGD via Zeroth-Order Oracle"
 MOMENTUM = "Zhang et al. 2024, Revisiting Zeroth-Order Optimization for Memory-Efficient LLM Fine-Tuning"
-
-
-def method(citation: str) -> Callable[[Method], Method]:
-    """Enter a factory in the table of methods."""
-
-    def enter(factory: Method) -> Method:
-        METHODS[factory.__name__] = factory
-        CITATIONS[factory.__name__] = citation
-        return factory
-
-    return enter
 
 
 @method(MEZO)
@@ -64,7 +40,7 @@ def mezo(
     """
     if as_published:
         options = {"restore": "subtract", "rounding": Rounding.NEAREST, **options}
-    return ZeroOrder(model, lr, partition=whole, estimator=_measured(estimator, eps, probes), **options)
+    return ZeroOrder(model, lr, partition=whole, estimator=measured(estimator, eps, probes), **options)
 
 
 @method(MEZO)
@@ -88,7 +64,7 @@ def mezo_bcd(
     **options: Any,
 ) -> ZeroOrder:
     """Perturb and move one block per step, each block once per cycle in random order."""
-    schedule, estimator = schedule or Shuffled(), _measured(estimator, eps, probes)
+    schedule, estimator = schedule or Shuffled(), measured(estimator, eps, probes)
     return ZeroOrder(model, lr, partition=partition, schedule=schedule, estimator=estimator, **options)
 
 
@@ -178,41 +154,3 @@ def zo_momentum(
 ) -> ZeroOrder:
     """Heavy-ball momentum of the estimates."""
     return mezo_bcd(model, lr, eps, partition=partition, rule=Momentum(beta), **options)
-
-
-def _measured(estimator: Estimator | None, eps: float, probes: int) -> Estimator:
-    """The estimator that was given, or central differences; one that is given brings its own eps and probes."""
-    if estimator is None:
-        return TwoSided(eps, probes)
-    if (eps, probes) != (EPS, 1):
-        raise ZeroBlockError(f"eps and probes belong to the estimator: give them to {type(estimator).__name__} alone")
-    return estimator
-
-
-def get(name: str) -> Method:
-    """The method of a name; an unknown name gets the nearest one suggested."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return METHODS[name]
-
-
-def describe(factory: Method) -> dict[str, Any]:
-    """Name, summary, parts, defaults and citation of a method, read from the factory itself."""
-    defaults = {
-        name: getattr(p.default, "__name__", p.default)
-        for name, p in inspect.signature(factory).parameters.items()
-        if p.default is not inspect.Parameter.empty and p.default is not None
-    }
-    return {
-        "name": factory.__name__,
-        "summary": (inspect.getdoc(factory) or "").partition("\n")[0].replace("``", ""),
-        "parts": factory(specimen()).parts,
-        "defaults": defaults,
-        "citation": CITATIONS[factory.__name__],
-    }
-
-
-@functools.cache
-def specimen() -> nn.Module:
-    """A model small enough to try methods on."""
-    return nn.ModuleDict({"embed": nn.Embedding(2, 2), "layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})

@@ -1,0 +1,73 @@
+"""Methods: each is a name, a citation and one expression over the five parts.
+
+A method that enters ``METHODS`` joins the library: the generic tests run over the table.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from ..errors import ZeroBlockError, unknown
+from ..estimator import Estimator, TwoSided
+from ..optimizer import ZeroOrder
+
+EPS = 1e-3
+"""Distance of the points from θ in every paper of the table."""
+
+Method = Callable[..., ZeroOrder]
+METHODS: dict[str, Method] = {}
+CITATIONS: dict[str, str] = {}
+
+
+def method(citation: str) -> Callable[[Method], Method]:
+    """Enter a factory in the table of methods."""
+
+    def enter(factory: Method) -> Method:
+        METHODS[factory.__name__] = factory
+        CITATIONS[factory.__name__] = citation
+        return factory
+
+    return enter
+
+
+def measured(estimator: Estimator | None, eps: float, probes: int) -> Estimator:
+    """The estimator that was given, or central differences; one that is given brings its own eps and probes."""
+    if estimator is None:
+        return TwoSided(eps, probes)
+    if (eps, probes) != (EPS, 1):
+        raise ZeroBlockError(f"eps and probes belong to the estimator: give them to {type(estimator).__name__} alone")
+    return estimator
+
+
+def get(name: str) -> Method:
+    """The method of a name; an unknown name gets the nearest one suggested."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]
+
+
+def describe(factory: Method) -> dict[str, Any]:
+    """Name, summary, parts, defaults and citation of a method, read from the factory itself."""
+    defaults = {
+        name: getattr(p.default, "__name__", p.default)
+        for name, p in inspect.signature(factory).parameters.items()
+        if p.default is not inspect.Parameter.empty and p.default is not None
+    }
+    return {
+        "name": factory.__name__,
+        "summary": (inspect.getdoc(factory) or "").partition("\n")[0].replace("``", ""),
+        "parts": factory(specimen()).parts,
+        "defaults": defaults,
+        "citation": CITATIONS[factory.__name__],
+    }
+
+
+@functools.cache
+def specimen() -> nn.Module:
+    """A model small enough to try methods on."""
+    return nn.ModuleDict({"embed": nn.Embedding(2, 2), "layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})
