@@ -92,6 +92,7 @@ def test_every_subcommand_has_help(command: str) -> None:
         (["schedule", "--blocks", "0"], "greater than or equal to 1"),
         (["schedule", "--turns", "many"], "valid integer"),
         (["schedule", "--colour"], "--colour"),
+        (["train", "--learning-rate", "1"], "No such option: --learning-rate; here it is --lr (see"),
         (["methods", "mezo_bdc"], "unknown method 'mezo_bdc'; did you mean 'mezo_bcd'?"),
     ],
     ids=" ".join,

@@ -17,6 +17,7 @@ from masked_toy import save, tokenizer
 from toy import same, snapshot, zeroblock
 from zeroblock.errors import ZeroBlockError
 from zeroblock.model import load
+from zeroblock.report.card import pipeline_of
 from zeroblock.task import TASKS, DataRow
 from zeroblock.train import resume, run
 
@@ -114,6 +115,7 @@ def test_the_command_line_lists_blocks_and_attaches_adapters(bert: Path, data: P
     lora = ("--lora", "r=2,targets=q,v", "--steps", 2, "--lr", 1e-2, "--batch-size", 4, "--out", tmp_path / "lora")
     done = zeroblock("train", *model, "--task", "sst2", *lora)
     assert (done.returncode, "point after another" in done.stderr) == (0, False), done.stderr
+    assert pipeline_of(tmp_path / "lora" / "adapter") == "fill-mask"
     done = zeroblock("train", *model, "--task", "sst2", "--lr", 1e-2, "--steps", 2, "--prefix", 3)
     assert (done.returncode, "use LoRA" in done.stderr) == (2, True), done.stderr
     done = zeroblock("eval", *model, "--task", "squad")

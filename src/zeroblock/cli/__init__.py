@@ -62,6 +62,17 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
+ELSEWHERE = {
+    "--learning-rate": "--lr", "--learning_rate": "--lr", "--lr-scheduler-type": "--lr-schedule",
+    "--max-steps": "--steps", "--max_steps": "--steps", "--output-dir": "--out", "--output_dir": "--out",
+    "--output": "--out", "--dataset": "--task", "--dataset-name": "--task", "--model-name-or-path": "--model",
+    "--model_name_or_path": "--model", "--zo-eps": "--eps", "--zo_eps": "--eps", "--task_name": "--task",
+    "--per-device-train-batch-size": "--batch-size", "--per_device_train_batch_size": "--batch-size",
+    "--gradient-accumulation-steps": "--accumulate", "--gradient_accumulation_steps": "--accumulate",
+    "--eval-steps": "--eval-every", "--eval_steps": "--eval-every", "--report-to": "--track", "--report_to": "--track",
+}  # fmt: skip
+"""Our options by the names that they have in MeZO's code and in Hugging Face's examples."""
+
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
@@ -98,7 +109,11 @@ def main() -> None:
             sys.exit(2)
         context = getattr(error, "ctx", None)
         where = context.command_path if context else "zeroblock"
-        sys.exit(_fail(f"{error.format_message().rstrip('.')} (see {where} --help)", 2))  # type: ignore[attr-defined]
+        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        option = ELSEWHERE.get(getattr(error, "option_name", ""))
+        if context and option and any(option in parameter.opts for parameter in context.command.params):
+            message = f"No such option: {error.option_name}; here it is {option}"  # type: ignore[attr-defined]
+        sys.exit(_fail(f"{message} (see {where} --help)", 2))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(_fail("interrupted", 130))
     except BrokenPipeError:  # `zeroblock … | head`

@@ -92,11 +92,11 @@ class Facts:
 
 
 def pipeline_of(folder: Path) -> str:
-    """The pipeline of transformers that a folder's model is for."""
+    """The pipeline of transformers that a folder's model is for; that of an adapter's base, where it is a folder."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # an adapter's folder has none
-        return GENERATION
+    except (OSError, ValueError):
+        return pipeline_of(Path(base_of(str(folder)))) if is_folder(str(folder)) else GENERATION
     return FILLING if any(family.MASKED.search(str(name)) for name in config.get("architectures") or ()) else GENERATION
 
 

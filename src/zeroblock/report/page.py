@@ -36,7 +36,7 @@ def write_page(folder: Path) -> None:
             f"![{name}](figures/{name}.png)" for name in _draw(folder / "figures", config, summary, splits, steps)
         ]
     lines = [
-        f"# {shown(f'{config.task}, {config.method}, {config.model}', MAX_HEADING)}",
+        f"# {_title(config)}",
         "",
         f"    {shown(source.command, MAX_HEADING)}",
         "",
@@ -49,11 +49,16 @@ def write_page(folder: Path) -> None:
     atomic.write(folder / "summary.md", "\n".join(lines) + "\n")
 
 
+def _title(config: Config) -> str:
+    """The run in three words: its own data and a model's folder are named without their path."""
+    return shown(f"{Path(config.task).stem}, {config.method}, {Path(config.model).name}")
+
+
 def _draw(folder: Path, config: Config, summary: Mapping[str, Any], splits: Evaluations, steps: Steps) -> list[str]:
     """Draw the figures that the run has data for, and return their names."""
     from . import figure
 
-    title = shown(f"{Path(config.task).stem}, {config.method}, {Path(config.model).name}")
+    title = _title(config)
     drawn = []
     if len(steps["step"]):
         figure.loss(folder / "loss.png", title, steps, splits["dev"])
