@@ -199,6 +199,16 @@ def _auto_class_of(name: str, *, trust_remote_code: bool) -> Any:
     return auto_class(config(name, trust_remote_code=trust_remote_code))
 
 
+def fills_masks(name: str, *, trust_remote_code: bool = False) -> bool:
+    """Whether a name means a masked language model; a folder that holds a tokenizer alone does not say."""
+    if name in NAMES or name.endswith(".gguf") or _is_adapter(name):
+        return False
+    folder = Path(name).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        return False
+    return bool(_auto_class_of(name, trust_remote_code=trust_remote_code).__name__ == "AutoModelForMaskedLM")
+
+
 def is_stored_quantised(name: str, *, trust_remote_code: bool = False) -> bool:
     """Whether a model's configuration says that its weights are quantised; that of a GGUF, slow to read, does not."""
     if name in OPT or name == "smollm2" or name.endswith(".gguf"):

@@ -111,6 +111,8 @@ def test_the_command_line_lists_blocks_and_attaches_adapters(bert: Path, data: P
         "bert.embeddings.LayerNorm", "bert.encoder.layer.0", "bert.encoder.layer.1", "cls.predictions",
         "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm",
     ]  # fmt: skip
+    seen = zeroblock("tasks", "show", "sst2", "--data", data, "--model", bert, "--limit", 1).stdout
+    assert re.search(r"It was \[MASK\]\.\n.*'terrible'", seen), seen
     model = ("--model", bert, "--data", data, "--device", "cpu")
     lora = ("--lora", "r=2,targets=q,v", "--steps", 2, "--lr", 1e-2, "--batch-size", 4, "--out", tmp_path / "lora")
     done = zeroblock("train", *model, "--task", "sst2", *lora)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json as jsonlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,6 +115,7 @@ def show(
     Text in green, after → or between ⟦ and ⟧, is what a run learns to write. JSON has the counts only if you
     name a tokenizer.
     """
+    from ..model import fills_masks
     from ..model import tokenizer as read_tokenizer
     from ..task import get
 
@@ -125,8 +127,11 @@ def show(
         words = None if json else _default_tokenizer()
     task = get(name, words, turns=turns, ending=ending)
     examples, note = _examples(task, data, split, seed, limit)
-    encoder = task.encoder(words, max_length) if words is not None else None
+    masked = tokenizer is not None and fills_masks(tokenizer, trust_remote_code=trust_remote_code)
+    encoder = task.encoder(words, max_length, masked=masked) if words is not None else None
     encoded = [encoder.example(example) for example in examples] if encoder else [None] * len(examples)
+    if masked:
+        examples = tuple(_with_gap(example, str(words.mask_token)) for example in examples)
     end = (
         "" if task.stop is not None or task.kind != "generation" else str(getattr(words, "eos_token", None) or "<eos>")
     )
@@ -196,6 +201,15 @@ def _examples(
     # All rows of a file are checked, not only those shown: whoever looks at the data wants to hear of a bad row.
     checked = rows if isinstance(rows, list) else rows[:limit]
     return tuple(task.example(row) for row in checked)[:limit], ""
+
+
+def _with_gap(example: Example, mask: str) -> Example:
+    """The example as a masked language model reads it: the mask stands where an option belongs."""
+    from ..task.encoding import FULL_STOP
+
+    before, after = example.gap or (example.context, FULL_STOP)
+    words = tuple(option.strip() for option in example.options)
+    return replace(example, context=f"{before.rstrip()} {mask}{after}".lstrip(), options=words)
 
 
 def _object(task: Task, example: Example, ids: Encoded | None, end: str) -> dict[str, Any]:
