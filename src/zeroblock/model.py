@@ -7,6 +7,8 @@ import difflib
 import importlib.util
 import io
 import logging
+import mmap
+import struct
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +36,8 @@ NAMES = (*OPT, "smollm2")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 """The names of dtypes on the command line."""
 
+MAX_HEADER = 1 << 28
+"""Bytes at the beginning of a GGUF file in which its settings lie."""
 MAX_NAMES = 3
 """How many tensors a message names; it counts the others."""
 
@@ -273,7 +277,20 @@ def tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
 
     if _is_adapter(name) and not (Path(name).expanduser() / "tokenizer_config.json").is_file():
         return tokenizer(adapters.base_of(name), trust_remote_code=trust_remote_code)
-    return _read(AutoTokenizer.from_pretrained, source, "tokenizer", trust_remote_code=trust_remote_code)
+    found = _read(AutoTokenizer.from_pretrained, source, "tokenizer", trust_remote_code=trust_remote_code)
+    if name.endswith(".gguf") and found.bos_token_id is not None and _begins_texts(Path(name).expanduser()):
+        found.add_bos_token = True  # transformers forgets it, and a base model without it (Gemma 3) knows nothing
+    return found
+
+
+def _begins_texts(file: Path) -> bool:
+    """Whether a GGUF file says that every text begins with the BOS token; its whole header takes seconds to read."""
+    key = b"tokenizer.ggml.add_bos_token"
+    boolean = 7  # the type of the value that follows the key
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        entry = struct.pack("<Q", len(key)) + key + struct.pack("<I", boolean)
+        place = content.find(entry, 0, MAX_HEADER)
+        return place >= 0 and content[place + len(entry)] == 1
 
 
 def save(model: Any, folder: str | Path, tokenizer: Any = None) -> None:

@@ -174,6 +174,26 @@ def test_a_gguf_file_without_a_tensor_is_refused(llama: Path, tmp_path: Path) ->
         models.load(str(file), "fp32", "cpu")
 
 
+@pytest.mark.parametrize("begins", [True, False])
+def test_texts_begin_with_bos_where_a_gguf_file_says_so(tmp_path: Path, begins: bool) -> None:
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "words.gguf", "llama")
+    writer.add_tokenizer_model("gpt2")
+    words = ["<|bos|>", "tokenizer.ggml.add_bos_token", "h", "i", "hi"]
+    writer.add_token_list(words)
+    writer.add_token_types([3, 1, 1, 1, 1])
+    writer.add_token_merges(["h i"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    writer.add_add_bos_token(begins)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tokenizer = models.tokenizer(str(tmp_path / "words.gguf"))
+    assert tokenizer.encode("hi") == ([0, 4] if begins else [4])
+
+
 def test_code_that_comes_with_a_model_is_named_with_its_flag(llama: Path, tmp_path: Path) -> None:
     folder = damaged(llama, tmp_path)
     config = json.loads((folder / "config.json").read_text())
