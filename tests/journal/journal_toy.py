@@ -28,7 +28,7 @@ RATES = {"mezo_adam": 3e-3, "mezo_bcd_adam": 3e-3, "zo_sign": 3e-3}
 
 def build(name: str, model: nn.Module, **options: Any) -> zb.ZeroOrder:
     """A method at a rate that moves Tiny, 16-bit weights too; intervals short enough to change turns."""
-    if name in ("lozo", "lozo_m", "mezo_bcd_adam"):
+    if name in ("lozo", "lozo_m", "mezo_bcd_adam", "subzero", "zo_muon"):
         options.setdefault("interval", 7)
     return zb.METHODS[name](model, lr=RATES.get(name, 1e-2), **options)
 

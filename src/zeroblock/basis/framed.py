@@ -20,8 +20,8 @@ class Framed(Basis):
 
     U of m×r and V of n×r have orthonormal columns: the Q of the QR decomposition of seeded normal noise, with
     the signs that make R's diagonal positive.  They are made once per turn, in fp64, and held in fp32 while the
-    turn lasts.  QR and the product U z of one frame are torch's: the same bits on the same machine, and nearly the
-    same elsewhere.
+    turn lasts.  The decomposition is the library's of the machine, but rounding it to fp32 leaves hardly a trace of
+    that.  Updates are sums in the order that ``ops`` specifies; a copy for measuring takes the faster product of torch.
 
     With ``held``, B of r×r in fp32, steps move B and not the tensor W: θ is W + gain·U B Vᵀ until :meth:`fold_`.
 
@@ -97,8 +97,15 @@ class Framed(Basis):
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
         bits = key.to(probe=key.probe + 1)  # other rounding bits than the update's, which are those of probe 0
-        z = ops.fill_(self._new(), self._draw(key), eps, start=self.held)
-        self._write_(copy, z, 1.0, bits, 1.0, flip=eps < 0)
+        z, flip = ops.fill_(self._new(), self._draw(key), eps, start=self.held), eps < 0
+        if self.both:
+            self._write_(copy, z, 1.0, bits, 1.0, flip)
+            return copy
+        m, n = self.shape
+        rows = max(1, 4096 // n, min(CHUNK // n, m // 16))  # a sixteenth of a large tensor at most
+        for a in range(0, m, rows):
+            part, lifted = copy.view(-1)[a * n : (a + rows) * n], self.left[a : a + rows] @ z
+            ops.add_(part, lifted, self.gain, self._draw(bits).at(a * n), rounding=self.rounding, flip=flip)
         return copy
 
     def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float) -> None:
@@ -159,16 +166,8 @@ class Framed(Basis):
         return ops.add_outer_(out, self.left, z.T, 1.0, Draw(self.key))
 
     def _write_(self, param: Tensor, z: Tensor, alpha: float, key: Key, decay: float, flip: bool = False) -> None:
-        """W ← decay·W + alpha·gain·U z Vᵀ."""
-        alpha, draw = alpha * self.gain, self._draw(key)
-        if self.both:
-            between = self._between(z)
-            ops.add_outer_(param, between, self.right, alpha, draw, decay=decay, rounding=self.rounding, flip=flip)
-            return
-        whole, (m, n) = param.detach().contiguous(), self.shape
-        rows = max(1, CHUNK // n)
-        for a in range(0, m, rows):
-            part, lifted = whole.view(-1)[a * n : (a + rows) * n], self.left[a : a + rows] @ z
-            ops.add_(part, lifted, alpha, draw.at(a * n), decay=decay, rounding=self.rounding, flip=flip)
-        if whole.data_ptr() != param.data_ptr():
-            param.detach().copy_(whole)
+        """W ← decay·W + alpha·gain·U z Vᵀ, or of U z."""
+        left, right = (self._between(z), self.right) if self.both else (self.left, z.T)
+        ops.add_outer_(
+            param, left, right, alpha * self.gain, self._draw(key), decay=decay, rounding=self.rounding, flip=flip
+        )

@@ -11,15 +11,14 @@ from torch import Tensor
 from .. import ops
 from ..errors import ZeroBlockError
 from ..noise import Key, Rounding
-from .base import Basis
+from .base import CHUNK, Basis
 
 
 @dataclasses.dataclass(frozen=True)
 class Shaped(Basis):
     """Another basis whose coordinates are a function of the noise: z ↦ shape(z), element by element.
 
-    The coordinates are materialised in fp32 before they are lifted, a span at a time, so a copy of a tensor
-    takes up to 16 MiB more than in the basis itself.
+    The coordinates are materialised in fp32 before they are lifted, a sixteenth of a large tensor at a time.
 
     Args:
         inner: the basis.
@@ -62,7 +61,10 @@ class Shaped(Basis):
         if draw is None:
             return super().perturbed(param, key, eps)
         copy = param.detach().clone(memory_format=torch.contiguous_format)
-        for span in self.spans():  # rounding mirrors with the sign of eps, or second differences would measure it
+        piece = max(4096, min(CHUNK, self.size // 16))
+        for start in range(0, self.size, piece):
+            span = slice(start, min(start + piece, self.size))
             part, z = copy.view(-1)[span], self.coords(param, key, span)
-            ops.add_(part, z, eps, draw.at(span.start), rounding=self.rounding, flip=eps < 0)
+            # rounding mirrors with the sign of eps, or second differences would measure it
+            ops.add_(part, z, eps, draw.at(start), rounding=self.rounding, flip=eps < 0)
         return copy

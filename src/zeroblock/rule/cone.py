@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..basis import Shaped
+from ..basis import CHUNK, Shaped
 from ..direction import Member
 from ..errors import ZeroBlockError
 from ..state import State
@@ -62,8 +62,7 @@ class Cone(Rule):
 
     def shaped(self, members: Sequence[Member], state: State) -> Sequence[Member]:
         moments = [state.known(member).get("m") for member in members]
-        squares = sum(float(m.double().square().sum()) for m in moments if m is not None)
-        norm = float(torch.tensor(math.sqrt(squares), dtype=torch.float32))  # so that the sum's order hardly matters
+        norm = length([m for m in moments if m is not None])
         if not norm:
             return members
         pull = math.cos(self.theta) * math.sqrt(sum(member.basis.size for member in members)) / norm
@@ -78,3 +77,12 @@ class Cone(Rule):
 
     def update_(self, members: Sequence[Member], state: State, move: Move) -> None:
         super().update_(self.shaped(members, state), state, move)
+
+
+def length(tensors: Sequence[Tensor]) -> float:
+    """‖x‖ of all tensors together; summed in fp64 and rounded to fp32, so that the order of the sum hardly matters."""
+    squares = 0.0
+    for x in tensors:
+        piece = max(4096, min(CHUNK, x.numel() // 16))
+        squares += float(sum(part.double().square_().sum() for part in x.split(piece)))
+    return float(torch.tensor(math.sqrt(squares), dtype=torch.float32))

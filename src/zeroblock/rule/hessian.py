@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ..basis import Shaped
@@ -67,7 +66,7 @@ class Hessian(Rule):
 
     def _scaled(self, z: Tensor, excess: Tensor) -> Tensor:
         """z/√h, or √σ·z."""
-        root = torch.sqrt(1 + excess)
+        root = (1 + excess).sqrt_()
         return z.mul_(root) if self.as_published else z.div_(root)
 
     def _advance_(self, member: Member, own: dict[str, Tensor], span: slice, move: Move) -> None:

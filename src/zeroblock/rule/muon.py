@@ -23,7 +23,8 @@ class Muon(Rule):
     """δ ≈ UVᵀ of the singular vectors of g = USVᵀ, by Newton-Schulz iterations; δ = vectors·g where g is no matrix.
 
     g is the estimate of one tensor in coordinates: r×n or m×r in a low-rank subspace, and m×n in the full space,
-    where it is materialised whole.  An iteration on a×b (a ≤ b) takes 4·a²·b + 2·a³ operations and a·b + 2·a² floats.
+    where it is materialised whole.  An iteration on a×b (a ≤ b) takes 4·a²·b + 2·a³ operations and about 2·a·b numbers,
+    in fp64, so that the result in fp32 does not depend on the library that multiplies.
 
     Args:
         iterations: of Newton-Schulz; five bring singular values between 0.7 and 1.2.
@@ -55,12 +56,12 @@ class Muon(Rule):
 
 
 def orthogonalised(matrix: Tensor, iterations: int) -> Tensor:
-    """Newton-Schulz: a matrix of the same singular vectors whose singular values are near 1; (a, b), contiguous."""
+    """Newton-Schulz: a matrix of the same singular vectors whose singular values are near 1; (a, b) fp32."""
     a, b, c = QUINTIC
     tall = matrix.shape[0] > matrix.shape[1]
-    x: Tensor = matrix.T if tall else matrix
+    x: Tensor = (matrix.T if tall else matrix).double()
     x = x / (x.norm() + 1e-7)
     for _ in range(iterations):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.T if tall else x).contiguous()
+    return (x.T if tall else x).float().contiguous()
