@@ -32,6 +32,8 @@ def build(name: str, model: nn.Module, **options: object) -> zb.ZeroOrder:
         options["interval"] = 7  # several turns within a short test
     if name in ("subzero", "zo_muon"):
         options.setdefault("rank", 4)
+    if name == "hizoo":
+        options.setdefault("alpha", 1e-3)  # so that a short run feels the curvature
     return METHODS[name](model, **{"lr": {**RATES, **BLOCKWISE}.get(name, 4e-3), **options})
 
 

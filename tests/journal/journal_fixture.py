@@ -63,6 +63,8 @@ def halves(model: nn.Module) -> list[zb.Block]:
 def method(name: str) -> Any:
     """A method with turns short enough to change, at a rate that moves 16-bit weights."""
     options: dict[str, Any] = {"interval": 4} if name in TURNS else {}
+    if name == "hizoo":
+        options = {"alpha": 1e-3}
     return functools.partial(zb.METHODS[name], lr=1e-2, **options)
 
 
