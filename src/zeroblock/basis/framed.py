@@ -22,6 +22,7 @@ class Framed(Basis):
     the signs that make R's diagonal positive.  They are made once per turn, in fp64, and held in fp32 while the
     turn lasts.  The decomposition is the library's of the machine, but rounding it to fp32 leaves hardly a trace of
     that.  Updates are sums in the order that ``ops`` specifies; a copy for measuring takes the faster product of torch.
+    A captured step would hold on to the frames of its turn, so steps are not captured.
 
     With ``held``, B of r×r in fp32, steps move B and not the tensor W: θ is W + gain·U B Vᵀ until :meth:`fold_`.
 
@@ -54,10 +55,6 @@ class Framed(Basis):
     @property
     def rounding(self) -> Rounding:
         return self.site.rounding
-
-    @property
-    def capturable(self) -> bool:
-        return self.both
 
     @property
     def factor_shape(self) -> tuple[int, int] | None:
@@ -131,10 +128,6 @@ class Framed(Basis):
         assert isinstance(old, Framed)  # the same subspace made both
         z = self.left.T @ old.left @ state.view(self._grid)
         return (z @ (old.right.T @ self.right) if self.both else z).reshape(-1)
-
-    def memory(self) -> tuple[object, ...]:
-        frames = (self.left, self.right) if self.both else (self.left,)
-        return tuple(tensor.data_ptr() for tensor in (*frames, self.held) if tensor is not None)
 
     def holding(self, held: Tensor | None) -> Framed:
         return dataclasses.replace(self, held=held)
