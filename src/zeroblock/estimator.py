@@ -2,6 +2,7 @@
 
     two-sided   c = (L(θ + εPz) - L(θ - εPz)) / 2ε
     one-sided   c = (L(θ + εPz) - L(θ)) / ε
+    curvature   c as two-sided, κ = (L(θ + εPz) + L(θ - εPz) - 2·L(θ)) / ε²
 
 An estimator says at which points to measure and how the losses there become
 coefficients.  It never calls the objective itself, so the same estimator runs on
