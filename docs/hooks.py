@@ -75,7 +75,7 @@ def methods() -> str:
     """A section for every method, from the table that the command line prints and from the docstrings."""
     rows = json.loads((SOURCE / "cli" / "methods.json").read_text(encoding="utf-8"))
     about = {name: doc for module in ("method", "schedule", "subspace", "rule") for name, doc in _docs(module).items()}
-    measured = _equations("estimator")[0].partition("c =")
+    measured = dict(line.split("   ", 1) for line in _equations("estimator"))
     moved = _equations("rule")[0]
     sections = []
     for row in rows:
@@ -84,7 +84,13 @@ def methods() -> str:
         if parts["partition"] == "whole":
             del names["schedule"]
         rule = about[names["rule"]].partition(".  ")[0].partition("\n")[0].rstrip(".")
-        lines = [measured[1] + measured[2], "g = c·z", rule if "δ" in rule else f"δ = {rule}", moved]
+        kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", parts["estimator"].partition("(")[0]).lower()
+        lines = [
+            measured.get(kind, measured["two-sided"]).strip(),
+            "g = c·z",
+            rule if "δ" in rule else f"δ = {rule}",
+            moved,
+        ]
         chosen = {part: parts[part].removesuffix("()") for part in names}
         said = "\n".join(f"| {part} | `{chosen[part]}` | {_cell(about[name])} |" for part, name in names.items())
         defaults = ", ".join(f"`{key}={value!r}`" for key, value in row["defaults"].items())
@@ -155,15 +161,21 @@ def _all(module: str) -> list[str]:
 
 
 def _docs(module: str) -> dict[str, str]:
-    """Docstrings of a module's functions and classes, without importing it."""
-    tree = ast.parse((SOURCE / f"{module}.py").read_text(encoding="utf-8"))
-    nodes = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
+    """Docstrings of the functions and classes of a module or a package, without importing it."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in _files(module)]
+    nodes = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     return {node.name: ast.get_docstring(node) or "" for node in nodes}
 
 
+def _files(module: str) -> list[Path]:
+    """A module's file, or a package's, the one of its base first."""
+    found = sorted((SOURCE / module).glob("*.py"), key=lambda path: path.name != "base.py")
+    return found or [SOURCE / f"{module}.py"]
+
+
 def _equations(module: str) -> list[str]:
-    """The indented lines of a module's docstring."""
-    text = ast.get_docstring(ast.parse((SOURCE / f"{module}.py").read_text(encoding="utf-8"))) or ""
+    """The indented lines of the docstring of a module, or of a package's base."""
+    text = ast.get_docstring(ast.parse(_files(module)[0].read_text(encoding="utf-8"))) or ""
     return [line.strip() for line in text.splitlines() if line.startswith("    ")]
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 import zeroblock as zb
 from toy import DTYPES, Tiny, bits, distance, next_token, peak_bytes, same, snapshot
+from zeroblock.basis import Basis, Factored, Framed
 from zeroblock.method import CITATIONS, METHODS, describe, get
 from zeroblock.rule import SGD
 from zeroblock.run import host
@@ -20,13 +21,19 @@ from zeroblock.step import Called
 every_method = pytest.mark.parametrize("name", METHODS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
-RATES = {"mezo_adam": 2e-2, "mezo_bcd_adam": 5e-2, "zo_sign": 1e-2, "lozo": 2e-3, "lozo_m": 2e-3}
+RATES = {
+    "mezo_adam": 2e-2, "mezo_bcd_adam": 5e-2, "zo_sign": 1e-2, "lozo": 2e-3, "lozo_m": 2e-3, "zo_muon": 4e-2,
+}  # fmt: skip
 BLOCKWISE = {"mezo_bcd": 2e-2, "mezo_bcd_adaptive": 2e-2}
 
 
 def build(name: str, model: nn.Module, **options: object) -> zb.ZeroOrder:
-    if "interval" not in options and name in ("lozo", "lozo_m", "mezo_bcd_adam"):
+    if "interval" not in options and name in ("lozo", "lozo_m", "mezo_bcd_adam", "subzero", "zo_muon"):
         options["interval"] = 7  # several turns within a short test
+    if name in ("subzero", "zo_muon"):
+        options.setdefault("rank", 4)
+    if name == "hizoo":
+        options.setdefault("alpha", 1e-3)  # so that a short run feels the curvature
     return METHODS[name](model, **{"lr": {**RATES, **BLOCKWISE}.get(name, 4e-3), **options})
 
 
@@ -179,6 +186,13 @@ def test_resumed_equals_uninterrupted(name: str, dtype: torch.dtype, cut: int) -
     assert same(snapshot(second), weights)
 
 
+def gain(basis: Basis, numel: int) -> float:
+    """What E[PPᵀ] multiplies a gradient by: r without a factor 1/r, and a share of the space between frames."""
+    if isinstance(basis, Framed):
+        return basis.gain**2 * basis.size / numel
+    return basis.rank if isinstance(basis, Factored) else 1.0
+
+
 @every_method
 def test_the_estimate_is_unbiased(name: str) -> None:
     """E[c·Pz] = E[PPᵀ]∇f on a linear f, within four standard errors a block of coordinates.
@@ -208,11 +222,12 @@ def test_the_estimate_is_unbiased(name: str) -> None:
             total[n] += start[n] - p.detach()
             visits[n] += 1
             p.data.copy_(start[n])
-    rank = getattr(optimizer.subspace, "rank", 1)
+    bases = {n: optimizer.weights.basis(n, 0) for n in start}
+    rank = max(getattr(basis, "rank", 1) for basis in bases.values())
     for block in optimizer.blocks:
         got, want = [], []
         for n in block.params:
-            expected = slope[n] * (rank if start[n].dim() > 1 else 1)
+            expected = slope[n] * gain(bases[n], start[n].numel())
             if optimizer.weights.initial[n] is not None:
                 expected = expected * (start[n].abs() <= optimizer.weights.initial[n])
             got.append((total[n] / visits[n]).flatten())

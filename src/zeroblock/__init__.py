@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from .block import Block, layers, linears, whole
     from .engine import Engine
     from .errors import ZeroBlockError, ZeroBlockWarning
-    from .estimator import OneSided, Replay, TwoSided
+    from .estimator import Curvature, OneSided, Replay, TwoSided
     from .journal import load, unload
     from .method import (
         METHODS,
+        conmezo,
+        hizoo,
         lozo,
         lozo_m,
         mezo,
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
         mezo_bcd_adam,
         mezo_bcd_adaptive,
         sparse_mezo,
+        subzero,
         zo_momentum,
+        zo_muon,
         zo_sign,
     )
     from .noise import Distribution, Draw, Key, RandomMask, Rounding, SmallMask
@@ -38,26 +42,26 @@ if TYPE_CHECKING:
     from .optimizer import ZeroOrder
     from .record import Record
     from .rerun import replay
-    from .rule import SGD, Adam, Momentum, Sign
+    from .rule import SGD, Adam, Cone, Hessian, Momentum, Muon, Sign
     from .schedule import Adaptive, Ascending, Descending, FlipFlop, Shuffled, Uniform
-    from .subspace import Bernoulli, Full, LowRank, Sparse
+    from .subspace import Bernoulli, Frames, Full, LowRank, Sparse
 
 _MODULES = {
     "block": "Block layers linears whole",
     "engine": "Engine",
     "errors": "ZeroBlockError ZeroBlockWarning",
-    "estimator": "OneSided Replay TwoSided",
+    "estimator": "Curvature OneSided Replay TwoSided",
     "journal": "load unload",
-    "method": "METHODS lozo lozo_m mezo mezo_adam mezo_bcd mezo_bcd_adam mezo_bcd_adaptive sparse_mezo "
-    "zo_momentum zo_sign",
+    "method": "METHODS conmezo hizoo lozo lozo_m mezo mezo_adam mezo_bcd mezo_bcd_adam mezo_bcd_adaptive sparse_mezo "
+    "subzero zo_momentum zo_muon zo_sign",
     "noise": "Distribution Draw Key RandomMask Rounding SmallMask",
     "ops": "add_noise_ normal perturb perturb_pair",
     "optimizer": "ZeroOrder",
     "record": "Record",
     "rerun": "replay",
-    "rule": "SGD Adam Momentum Sign",
+    "rule": "SGD Adam Cone Hessian Momentum Muon Sign",
     "schedule": "Adaptive Ascending Descending FlipFlop Shuffled Uniform",
-    "subspace": "Bernoulli Full LowRank Sparse",
+    "subspace": "Bernoulli Frames Full LowRank Sparse",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted([*_HOME, "integrations"])

@@ -2,6 +2,7 @@
 
     two-sided   c = (L(θ + εPz) - L(θ - εPz)) / 2ε
     one-sided   c = (L(θ + εPz) - L(θ)) / ε
+    curvature   c as two-sided, κ = (L(θ + εPz) + L(θ - εPz) - 2·L(θ)) / ε²
 
 An estimator says at which points to measure and how the losses there become
 coefficients.  It never calls the objective itself, so the same estimator runs on
@@ -50,6 +51,15 @@ class Estimator(abc.ABC):
     def loss(self, losses: Tensor) -> Tensor:
         """(points,) losses in fp64 → the scalar that people read."""
 
+    @property
+    def curved(self) -> bool:
+        """Whether ``curvatures`` are measured, which rules may need and a record keeps in the place of the centres."""
+        return False
+
+    def curvatures(self, losses: Tensor) -> Tensor:
+        """(points,) losses in fp64 → (probes,) second derivatives in fp32; (0,), the default, for none."""
+        return losses[:0].float()
+
     def recall(self, step: int) -> Record | None:
         """The record of a step that was measured before; None, the default, asks for a measurement."""
         return None
@@ -65,7 +75,8 @@ class Estimator(abc.ABC):
         Args:
             loss: the one people read.
             coeffs: (probes,).
-            centres: (probes,) how far the mean of each probe's losses lies from ``loss``; zeros unless ``centred``.
+            centres: (probes,) how far the mean of each probe's losses lies from ``loss``, or the curvatures of an
+                estimator that is ``curved``; zeros unless ``centred``.
         """
         return ()
 
@@ -133,6 +144,45 @@ class OneSided(FiniteDifference):
 
     def losses_of(self, loss: float, coeffs: Sequence[float], centres: Sequence[float]) -> tuple[float, ...]:
         return (loss, *(loss + self.eps * c for c in coeffs))
+
+
+@ESTIMATORS.register
+@dataclasses.dataclass(frozen=True)
+class Curvature(FiniteDifference):
+    """Central differences, and second differences with one more evaluation at θ: 1 + 2·probes evaluations per step.
+
+        c = (L(θ + εPz) - L(θ - εPz)) / 2ε        κ = (L(θ + εPz) + L(θ - εPz) - 2·L(θ)) / ε²
+
+    Args:
+        eps: distance of the points from θ.
+        probes: number of directions; the step is the mean over them.
+    """
+
+    def points(self, directions: Sequence[Direction]) -> list[Point]:
+        sides = [Point(direction, sign * self.eps) for direction in directions for sign in (1, -1)]
+        return [Point(directions[0], 0.0), *sides]
+
+    def coeffs(self, losses: Tensor) -> Tensor:
+        slopes = ((losses[1::2] - losses[2::2]) / (2 * self.eps)).float()
+        return slopes + 0 * self.curvatures(losses)  # not finite where a curvature is not: such a step moves nothing
+
+    def loss(self, losses: Tensor) -> Tensor:
+        return losses[0]
+
+    @property
+    def centred(self) -> bool:
+        return True
+
+    @property
+    def curved(self) -> bool:
+        return True
+
+    def curvatures(self, losses: Tensor) -> Tensor:
+        return ((losses[1::2] + losses[2::2] - 2 * losses[0]) / self.eps**2).float()
+
+    def losses_of(self, loss: float, coeffs: Sequence[float], centres: Sequence[float]) -> tuple[float, ...]:
+        bent = [(loss + self.eps**2 * k / 2, self.eps * c) for c, k in zip(coeffs, centres, strict=True)]
+        return (loss, *(middle + sign * change for middle, change in bent for sign in (1, -1)))
 
 
 @dataclasses.dataclass(frozen=True)

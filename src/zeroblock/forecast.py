@@ -270,7 +270,7 @@ def _memory(skeleton: Any, load: Load) -> list[Memory]:
 
     def peak(need: Need) -> int:
         # the engine holds both perturbed copies of a tensor, where the paper's table counts one direction
-        return need.total_bytes + need.held * need.bytes_each + activations(need.bytes_each)
+        return (need.weights + 2 * need.held) * need.bytes_each + need.kept_here + activations(need.bytes_each)
 
     tables = [table(skeleton, sizes[device]) for device in ("cpu", "cuda")]
     found = [Memory(cpu.method, peak(cpu), peak(gpu)) for cpu, gpu in zip(*tables, strict=True)]

@@ -17,6 +17,7 @@ class Record:
         lr: learning rate it used.
         losses: every measured loss.
         loss: the one people read.
+        curvatures: the second derivative along each direction, fp32, where the estimator measures it.
     """
 
     step: int
@@ -25,6 +26,7 @@ class Record:
     lr: float
     losses: tuple[float, ...]
     loss: float
+    curvatures: tuple[float, ...] = ()
 
     @property
     def finite(self) -> bool:

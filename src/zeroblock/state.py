@@ -68,6 +68,10 @@ class State:
         state["turn"] = self.turn
         return state
 
+    def known(self, member: Member) -> dict[str, Any]:
+        """The state of a tensor in its current basis; empty before its first step."""
+        return self.of(member) if self.values.get(member.param) else {}
+
     def prepare(self, members: Iterable[Member], factors: Callable[[int], tuple[float, ...]], interval: int) -> None:
         """Make all that outlives a step on the device before the step runs there.
 

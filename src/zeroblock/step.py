@@ -303,7 +303,8 @@ class Plan:
         """One per probe."""
         paired = not self.rule.state  # moments take enough memory
         keys = (self.key.to(probe=probe) for probe in range(self.estimator.probes))
-        return tuple(self.weights.direction(key, self.members, paired) for key in keys)
+        shaped = self.rule.shaped(self.members, self.state)
+        return tuple(self.weights.direction(key, shaped, paired) for key in keys)
 
     @functools.cached_property
     def points(self) -> tuple[Point, ...]:
@@ -351,10 +352,11 @@ class Plan:
         losses = losses.double()
         return Numbers.of(self.estimator.loss(losses), losses, self.estimator.coeffs(losses).float())
 
-    def update(self, coeffs: Sequence[float]) -> None:
-        """θ ← θ - lr·Pδ, with coefficients on the host."""
+    def update(self, coeffs: Sequence[float], curvatures: Sequence[float] = ()) -> None:
+        """θ ← θ - lr·Pδ, with coefficients (and curvatures, where they are measured) on the host."""
         shares = [c / len(coeffs) for c in clamped(coeffs, self.clip)]
-        self.rule.update_(self.members, self.state, Move(self.key, shares, self.lr, self._decay))
+        move = Move(self.key, shares, self.lr, self._decay, curvatures=curvatures)
+        self.rule.update_(self.members, self.state, move)
         self.state.wind()
 
     def update_on_device(self, coeffs: Tensor, lr: Tensor, live: Tensor) -> None:
@@ -377,4 +379,6 @@ class Plan:
     def record(self, numbers: Numbers) -> Record:
         """The step's record; ``numbers`` are on the host."""
         losses, coeffs = tuple(numbers.losses.tolist()), tuple(numbers.coeffs.tolist())
-        return Record(self.turn.step, self.turn.block, coeffs, self.lr, losses, float(numbers.loss))
+        known = self.estimator.recall(self.turn.step)
+        curvatures = known.curvatures if known else tuple(self.estimator.curvatures(numbers.losses).tolist())
+        return Record(self.turn.step, self.turn.block, coeffs, self.lr, losses, float(numbers.loss), curvatures)

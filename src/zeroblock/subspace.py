@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .basis import CHUNK, Basis, Elementwise, Factored, Site
+from .basis import CHUNK, Basis, Elementwise, Factored, Framed, Site
 from .errors import ZeroBlockError
 from .noise import BASIS, Key, RandomMask, SmallMask
 from .registry import Registry
@@ -92,6 +92,41 @@ class LowRank(Subspace):
             return Elementwise(param.numel(), site)
         m, n = param.shape[0], param.numel() // param.shape[0]
         return Factored((m, n), min(self.rank, m, n), key, site, self.as_published)
+
+
+@SUBSPACES.register
+@dataclasses.dataclass(frozen=True)
+class Frames(Subspace):
+    """U z Vᵀ with z of r×r between orthonormal frames (SubZero), or U z with z of r×n; dense for vectors.
+
+    U of m×r and V of n×r are drawn anew each turn and held in fp32 while it lasts.
+
+    Args:
+        rank: r, cut to the smaller side of a matrix.
+        both: whether there is a V; without it only the rows of a matrix are projected (ZO-Muon).
+        scaled: multiply by √(m·n) over the root of the number of coordinates, so that steps are as long as in the
+            full space and lr has the same meaning; without it ‖Pz‖ = ‖z‖.
+    """
+
+    rank: int = 64
+    both: bool = True
+    scaled: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ZeroBlockError(f"Frames: rank must be at least 1, got {self.rank}")
+
+    @property
+    def folds(self) -> bool:
+        return self.both
+
+    def basis(self, param: Tensor, key: Key, site: Site) -> Basis:
+        if param.dim() < 2 or param.numel() == 0:
+            return Elementwise(param.numel(), site)
+        m, n = param.shape[0], param.numel() // param.shape[0]
+        rank = min(self.rank, m, n)
+        gain = math.sqrt(m * n / (rank * (rank if self.both else n))) if self.scaled else 1.0
+        return Framed((m, n), rank, self.both, gain, key, site, param.device)
 
 
 @SUBSPACES.register

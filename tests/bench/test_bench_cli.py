@@ -135,6 +135,7 @@ def test_memory_of_opt_125m_by_hand(tmp_path: Path) -> None:
     found = json.loads(call("memory", "--model", "opt-125m", "--length", 10, "--measured", path, "--json"))
     weights, table = 125_239_296, 50_272 * 768
     matrices = 2 * 768 + 12 * (5 * 768 + 3072)  # columns of the tables, q, k, v, out, fc1, and of fc2
+    rows = 50_272 + 2_050 + 12 * (5 * 768 + 3072)  # of the two tables, and of the same matrices
     totals = {
         "mezo": weights + table,
         "sparse_mezo": weights + 2 * table,
@@ -142,7 +143,12 @@ def test_memory_of_opt_125m_by_hand(tmp_path: Path) -> None:
         "mezo_bcd": weights + table,
         "mezo_adam": weights + table + 2 * weights,
         "mezo_bcd_adam": weights + table + 2 * table,
+        "hizoo": 2 * weights + table,
+        "conmezo": 2 * weights + table,
+        "subzero": weights + table + 64 * (rows + matrices),
+        "zo_muon": weights + table + 64 * (rows + 4 * matrices),
     }
+    assert {need["method"]: need["kept_here"] for need in found["theory"]}["zo_muon"] == 4 * 64 * rows
     assert {need["method"]: need["total"] for need in found["theory"]} == totals
     assert found["theory"][0]["total_bytes"] == 2 * totals["mezo"]
     assert found["forward"]["logits"] == 32 * 10 * 50_272 * 2

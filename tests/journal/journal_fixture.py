@@ -25,6 +25,8 @@ from zeroblock.journal import Header, Journal, export
 FOLDER = Path(__file__).with_name("fixtures")
 HASHES = FOLDER / "weights.json"
 STEPS, BAD_STEP = 13, 6
+TURNS = ("lozo", "lozo_m", "mezo_bcd_adam", "subzero", "zo_muon")
+"""Methods whose turns last longer than a journal here."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -60,7 +62,9 @@ def halves(model: nn.Module) -> list[zb.Block]:
 
 def method(name: str) -> Any:
     """A method with turns short enough to change, at a rate that moves 16-bit weights."""
-    options: dict[str, Any] = {"interval": 4} if name in ("lozo", "lozo_m", "mezo_bcd_adam") else {}
+    options: dict[str, Any] = {"interval": 4} if name in TURNS else {}
+    if name == "hizoo":
+        options = {"alpha": 1e-3}
     return functools.partial(zb.METHODS[name], lr=1e-2, **options)
 
 

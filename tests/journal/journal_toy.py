@@ -28,8 +28,10 @@ RATES = {"mezo_adam": 3e-3, "mezo_bcd_adam": 3e-3, "zo_sign": 3e-3}
 
 def build(name: str, model: nn.Module, **options: Any) -> zb.ZeroOrder:
     """A method at a rate that moves Tiny, 16-bit weights too; intervals short enough to change turns."""
-    if name in ("lozo", "lozo_m", "mezo_bcd_adam"):
+    if name in ("lozo", "lozo_m", "mezo_bcd_adam", "subzero", "zo_muon"):
         options.setdefault("interval", 7)
+    if name == "hizoo":
+        options.setdefault("alpha", 1e-3)
     return zb.METHODS[name](model, lr=RATES.get(name, 1e-2), **options)
 
 

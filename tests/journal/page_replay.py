@@ -151,6 +151,7 @@ class Step:
     lr: float
     block: int
     coeffs: tuple[float, ...]
+    curvatures: tuple[float, ...] = ()
 
     @property
     def finite(self) -> bool:
@@ -165,14 +166,15 @@ def parse(data: bytes) -> tuple[dict[str, Any], list[Step]]:
     assert root == zlib.crc32(data[: 16 + length])
     header = json.loads(data[16 : 16 + length])
     estimator, probes = header["method"]["estimator"], header["probes"]
-    centres = probes if estimator["name"] == "TwoSided" and probes > 1 else 0
+    curved = estimator["name"] == "Curvature"
+    centres = probes if curved or (estimator["name"] == "TwoSided" and probes > 1) else 0
     layout = struct.Struct(f"<ddI{probes}f{centres}fI")
     steps = []
     for step, at in enumerate(range(20 + length, len(data) - layout.size + 1, layout.size)):
         _, lr, block, *numbers, crc = layout.unpack_from(data, at)
         body = data[at : at + layout.size - 4]
         assert crc == zlib.crc32(body, zlib.crc32(step.to_bytes(8, "little"), root))
-        steps.append(Step(lr, block, tuple(numbers[:probes])))
+        steps.append(Step(lr, block, tuple(numbers[:probes]), tuple(numbers[probes:]) if curved else ()))
     return header, steps
 
 
@@ -246,6 +248,14 @@ def members(header: dict[str, Any], shapes: dict[str, Shape], stacks: Sequence[s
 # journal.md: from records to weights
 
 
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a bᵀ, each product and each sum rounded, in order."""
+    total = a[:, :1] * b[:, 0]
+    for j in range(1, a.shape[1]):
+        total = total + a[:, j : j + 1] * b[:, j]
+    return total
+
+
 class Replay:
     """The weights of a run, step by step.
 
@@ -295,10 +305,35 @@ class Replay:
     def rank(self, name: str) -> tuple[int, int, int] | None:
         """m, n and r of a tensor that is moved in a low-rank subspace."""
         shape = self.shapes[name]
-        if self.subspace["name"] != "LowRank" or len(shape) < 2 or 0 in shape:
+        if self.subspace["name"] not in ("LowRank", "Frames") or len(shape) < 2 or 0 in shape:
             return None
         m, n = shape[0], math.prod(shape[1:])
         return m, n, min(self.subspace["rank"], m, n)
+
+    def grid(self, name: str) -> Shape:
+        """The shape of a low-rank tensor's coordinates."""
+        m, n, r = self.rank(name)
+        if self.subspace["name"] == "LowRank":
+            return m, r
+        return (r, r) if self.subspace["both"] else (r, n)
+
+    def frame(self, name: str, turn: int, side: int) -> np.ndarray:
+        """U for side 0, V for side 1."""
+        *sizes, r = self.rank(name)
+        at = self.at(turn * self.interval, 1 - side, 1)
+        drawn = noise(at, self.offsets[name], sizes[side] * r, False).reshape(sizes[side], r)
+        q, upper = np.linalg.qr(drawn.astype(np.float64))
+        return (q * np.where(np.diag(upper) < 0, -1.0, 1.0)).astype(F32)
+
+    def lifted(self, name: str, z: np.ndarray, turn: int) -> tuple[np.ndarray, float]:
+        """P z without its γ, and γ."""
+        z = z.reshape(self.grid(name))
+        if self.subspace["name"] == "LowRank":
+            return product(z, self.factor(name, turn)), 1.0
+        u, both = self.frame(name, turn, 0), self.subspace["both"]
+        gain = math.sqrt(self.weights[name].size / z.size) if self.subspace["scaled"] else 1.0
+        inner = product(u, z.T)
+        return (product(inner, self.frame(name, turn, 1)) if both else inner), gain
 
     def factor(self, name: str, turn: int) -> np.ndarray:
         _, n, r = self.rank(name)
@@ -306,18 +341,14 @@ class Replay:
 
     def coordinates(self, name: str, step: int, probe: int, measured: bool = False) -> np.ndarray:
         """U of a probe, flat; as published, a step that draws V moves along another U than it measured."""
-        m, _, r = self.rank(name)
-        stale = self.subspace["as_published"] and step % self.interval == 0 and not measured
-        return self.draw(name, self.at(step, probe + 1, 1) if stale else self.at(step, probe), m * r)
+        size = math.prod(self.grid(name))
+        stale = self.subspace.get("as_published") and step % self.interval == 0 and not measured
+        return self.draw(name, self.at(step, probe + 1, 1) if stale else self.at(step, probe), size)
 
     def lift(self, name: str, z: np.ndarray, alpha: float, at: Address, decay: float) -> None:
-        """W ← round(fma(z Vᵀ, alpha, decay·W))."""
-        m, _, r = self.rank(name)
-        v, z = self.factor(name, at.step // self.interval), z.reshape(m, r)
-        product = z[:, :1] * v[:, 0]
-        for j in range(1, r):
-            product = product + z[:, j : j + 1] * v[:, j]
-        moved = fma(product.reshape(-1), F32(alpha), self.weights[name] * F32(decay))
+        """W ← round(fma(P z, alpha, decay·W))."""
+        delta, gain = self.lifted(name, z, at.step // self.interval)
+        moved = fma(delta.reshape(-1), F32(alpha * gain), self.weights[name] * F32(decay))
         self.weights[name] = rounded(moved, self.dtype, self.word(name, at))
 
     # masks
@@ -343,6 +374,8 @@ class Replay:
         if record.finite:
             clip = self.method.get("clip", math.inf)
             share = [max(-clip, min(clip, c)) / len(record.coeffs) for c in record.coeffs]
+            self.pull = self.leaning(block, step) if self.rule["name"] == "Cone" else 0.0
+            self.curvatures = record.curvatures
             for name in block:
                 self.move(name, step, record.lr, share)
         self.steps += 1
@@ -409,7 +442,8 @@ class Replay:
             return
         if decay == 1.0 and not any(alphas):
             return
-        z = self.held.get(name, np.zeros(low[0] * low[2], F32)) if self.fold > 1 else np.zeros(low[0] * low[2], F32)
+        zeros = np.zeros(math.prod(self.grid(name)), F32)
+        z = self.held.get(name, zeros) if self.fold > 1 else zeros
         for k, alpha in enumerate(alphas):
             z = fma(self.coordinates(name, step, k), F32(alpha), z)
         if self.fold > 1:
@@ -424,19 +458,51 @@ class Replay:
         for k, s in enumerate(share):
             z = self.coordinates(name, step, k) if low else self.draw(name, self.at(step, k), self.weights[name].size)
             z = np.where(kept, z, F32(0))
+            if self.rule["name"] == "Cone" and self.pull:
+                z = fma(self.state[name]["m"], F32(self.pull), z * F32(math.sin(self.rule["theta"])))
+            if self.rule["name"] == "Hessian":
+                bend = F32(self.curvatures[k] / (2 * len(share))) * z * z
+                self.bend = bend if g is None else self.bend + bend
             g = z * F32(s) if g is None else fma(z, F32(s), g)
         return g
 
     def moments(self, name: str, step: int, size: int, names: str) -> dict[str, Any]:
         turn = step // self.interval
-        state = self.state.setdefault(name, {**{m: np.zeros(size, F32) for m in names}, "t": 0, "turn": turn})
-        if state["turn"] != turn and self.rank(name):
-            m, n, r = self.rank(name)
-            overlap = self.factor(name, state["turn"]).T @ self.factor(name, turn) / F32(n)
-            state["m"] = (state["m"].reshape(m, r) @ overlap).reshape(-1)
-        state["turn"] = turn
+        self.state.setdefault(name, {**{m: np.zeros(size, F32) for m in names}, "t": 0, "turn": turn})
+        state = self.carried(name, turn)
         state["t"] += 1
         return state
+
+    def carried(self, name: str, turn: int) -> dict[str, Any]:
+        """A tensor's moments in the basis of this turn."""
+        state = self.state[name]
+        old, state["turn"] = state["turn"], turn
+        if old != turn and self.rank(name) and "m" in state:
+            m = state["m"].reshape(self.grid(name))
+            if self.subspace["name"] == "LowRank":
+                _, n, _ = self.rank(name)
+                m = m @ (self.factor(name, old).T @ self.factor(name, turn) / F32(n))
+            else:
+                m = self.frame(name, turn, 0).T @ self.frame(name, old, 0) @ m
+                if self.subspace["both"]:
+                    m = m @ (self.frame(name, old, 1).T @ self.frame(name, turn, 1))
+            state["m"] = m.reshape(-1)
+        return state
+
+    def leaning(self, block: Sequence[str], step: int) -> float:
+        """cos θ·√d/‖m‖ of a block, 0 without momentum."""
+        turn = step // self.interval
+        moments = [self.carried(name, turn)["m"].astype(np.float64) for name in block if name in self.state]
+        norm = float(F32(math.sqrt(sum(float((m * m).sum()) for m in moments))))
+        d = sum(math.prod(self.grid(name)) if self.rank(name) else self.weights[name].size for name in block)
+        return math.cos(self.rule["theta"]) * math.sqrt(d) / norm if norm else 0.0
+
+    def matrix(self, name: str) -> Shape | None:
+        if self.rank(name):
+            return self.grid(name)
+        shape = self.shapes[name]
+        full = self.subspace["name"] == "Full" and len(shape) >= 2 and 0 not in shape
+        return (shape[0], math.prod(shape[1:])) if full else None
 
     def delta(self, name: str, step: int, g: np.ndarray) -> np.ndarray:
         match self.rule["name"]:
@@ -446,6 +512,30 @@ class Replay:
                 state, beta = self.moments(name, step, g.size, "m"), self.rule["beta"]
                 state["m"] = fma(g, F32(1 - beta), state["m"] * F32(beta))
                 return state["m"]
+            case "Cone":
+                state, beta, warmup = self.moments(name, step, g.size, "m"), self.rule["beta"], self.rule["warmup"]
+                if warmup and state["t"] <= warmup + 1:
+                    p = max(0.0, (state["t"] - 1 - warmup / 10) / (warmup * 9 / 10))
+                    beta -= (beta - 0.1) / (1 + 8 * p**1.8) ** 3
+                state["m"] = fma(g, F32(1 - beta), state["m"] * F32(beta))
+                return g
+            case "Hessian":
+                state, alpha = self.moments(name, step, g.size, "e"), F32(self.rule["alpha"])
+                h, b = 1 + state["e"], np.abs(self.bend)
+                published = self.rule["as_published"]
+                state["e"] = state["e"] + alpha * (b / h - h if published else h * (b - 1))
+                root = np.sqrt(1 + state["e"])
+                return g * root if published else g / root
+            case "Muon":
+                if self.matrix(name) is None:
+                    return g * F32(self.rule["vectors"])
+                x = g.reshape(self.matrix(name)).astype(np.float64)
+                x = x.T if (tall := x.shape[0] > x.shape[1]) else x
+                x = x / (np.linalg.norm(x) + 1e-7)
+                for _ in range(self.rule["iterations"]):
+                    a = x @ x.T
+                    x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+                return (x.T if tall else x).astype(F32).reshape(-1)
         state, (b1, b2) = self.moments(name, step, g.size, "mv"), self.rule["betas"]
         t = state["t"]
         state["m"] = fma(g, F32(1 - b1), state["m"] * F32(b1))

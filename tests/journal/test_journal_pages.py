@@ -36,6 +36,8 @@ def singles(model: nn.Module) -> dict[str, np.ndarray]:
 def is_exact(header: dict[str, Any]) -> bool:
     """Whether the page promises the bits, and not only up to torch's last ones."""
     rule, low = header["method"]["rule"]["name"], header["method"]["subspace"]["name"] == "LowRank"
+    if header["method"]["subspace"]["name"] == "Frames":
+        return False
     return rule == "SGD" or (rule == "Adam" and not low) or (rule == "Sign" and header["probes"] == 1)
 
 

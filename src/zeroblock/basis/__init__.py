@@ -3,5 +3,7 @@
 from .base import CHUNK, Alphas, Basis, Site
 from .elementwise import Elementwise
 from .factored import Factored
+from .framed import Framed
+from .shaped import Shaped
 
-__all__ = ["CHUNK", "Alphas", "Basis", "Elementwise", "Factored", "Site"]
+__all__ = ["CHUNK", "Alphas", "Basis", "Elementwise", "Factored", "Framed", "Shaped", "Site"]

@@ -107,6 +107,10 @@ class Basis(abc.ABC):
     def lift_(self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float) -> None:
         """θ ← decay·θ + alpha·Pδ, with δ given on a span; ``key`` addresses the rounding bits."""
 
+    def matrix(self, param: Tensor) -> tuple[int, int] | None:
+        """The shape in which a rule may see all coordinates as one matrix; None where they form none."""
+        return None
+
     def spans(self) -> Iterator[slice]:
         """Pieces of the coordinates small enough to materialise one after another."""
         yield slice(0, self.size)

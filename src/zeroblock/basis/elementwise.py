@@ -67,6 +67,10 @@ class Elementwise(Basis):
         if flat.data_ptr() != param.data_ptr():  # a strided tensor was copied
             param.detach().copy_(flat.view(param.shape))
 
+    def matrix(self, param: Tensor) -> tuple[int, int] | None:
+        whole = param.dim() >= 2 and param.numel() and self.mask is None
+        return (param.shape[0], self.numel // param.shape[0]) if whole else None
+
     def transport(self, state: Tensor, old: Basis) -> Tensor:
         return state
 

@@ -71,6 +71,9 @@ class Factored(Basis):
         """out ← share·(B + scale·U), the coordinates between W and θ + scale·Pz; out is (m, r) of any dtype."""
         return ops.fill_(out, self._draw(key), share * scale, start=self.held, decay=share)
 
+    def matrix(self, param: Tensor) -> tuple[int, int]:
+        return self.shape[0], self.rank
+
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
         bits = key.to(probe=key.probe + 1)  # other rounding bits than the update's, which are those of probe 0

@@ -7,6 +7,13 @@ perturbations are drawn, used and dropped one tensor at a time.
     SparseMeZO   Σ|W_ℓ| + max|W_ℓ| (noise) + max|W_ℓ| (mask)
     LOZO         Σ|W_ℓ| + max m_ℓ·r (U) + Σ n_ℓ·r (V)
     MeZO-BCD     Σ|W_ℓ| + max over the block's |W_ℓ|
+    HiZOO        Σ|W_ℓ| + max|W_ℓ| + Σ|W_ℓ| (diagonal of the Hessian)
+    ConMeZO      Σ|W_ℓ| + max|W_ℓ| + Σ|W_ℓ| (momentum)
+    SubZero      Σ|W_ℓ| + max|W_ℓ| + Σ(m_ℓ + n_ℓ)·r (U and V)
+    ZO-Muon      Σ|W_ℓ| + max|W_ℓ| + Σ m_ℓ·r (U) + q·Σ r·n_ℓ (z of every query)
+
+The last four are not the paper's: they count what the authors' codes hold, in the dtype of the weights.  Our state of
+HiZOO and ConMeZO and our U and V are fp32, and z is drawn again instead of kept: see :attr:`Need.kept_here`.
 
 Adam adds two moments: of every weight, or of the largest block's for MeZO-BCD.  The
 table leaves activations out; :func:`forward` gives the size of the two largest.
@@ -37,6 +44,7 @@ class Need:
         held: noise, mask and factors that exist for a moment.
         kept: factors and moments that stay from step to step.
         bytes_each: bytes per weight.
+        own_bytes: what zeroblock keeps from step to step, in bytes; None if it is the same.
     """
 
     method: str
@@ -44,6 +52,12 @@ class Need:
     held: int
     kept: int
     bytes_each: int
+    own_bytes: int | None = None
+
+    @property
+    def kept_here(self) -> int:
+        """Bytes that zeroblock keeps from step to step."""
+        return self.kept * self.bytes_each if self.own_bytes is None else self.own_bytes
 
     @property
     def total(self) -> int:
@@ -78,8 +92,12 @@ class Forward:
     cache: int
 
 
+FRAME_RANK, QUERIES = 64, 4
+"""Rank of SubZero's and ZO-Muon's frames, and queries of a step of ZO-Muon, as their authors' examples have them."""
+
+
 def table(model: nn.Module, bytes_each: int, rank: int = 2) -> list[Need]:
-    """What the paper's methods need.
+    """What the published methods need.
 
     Args:
         model: it needs no weights and may be on the meta device.
@@ -95,16 +113,24 @@ def table(model: nn.Module, bytes_each: int, rank: int = 2) -> list[Need]:
     in_block = max(max(sizes[n] for n in names) for names in blocks)
     block = max(sum(sizes[n] for n in names) for names in blocks)
 
-    def need(method: str, held: int, kept: int = 0) -> Need:
-        return Need(method, weights, held, kept, bytes_each)
+    trained = sum(sizes.values())
+    framed = [(m, n, min(FRAME_RANK, m, n)) for m, n in matrices]
+    rows, columns = sum(m * r for m, _, r in framed), sum(n * r for _, n, r in framed)
+
+    def need(method: str, held: int, kept: int = 0, own: int | None = None) -> Need:
+        return Need(method, weights, held, kept, bytes_each, own)
 
     return [
         need("mezo", largest),
         need("sparse_mezo", 2 * largest),
         need("lozo", max(m for m, _ in matrices) * rank, sum(n for _, n in matrices) * rank),
         need("mezo_bcd", in_block),
-        need("mezo_adam", largest, 2 * sum(sizes.values())),
+        need("mezo_adam", largest, 2 * trained),
         need("mezo_bcd_adam", in_block, 2 * block),
+        need("hizoo", largest, trained, 4 * trained),
+        need("conmezo", largest, trained, 4 * trained),
+        need("subzero", largest, rows + columns, 4 * (rows + columns)),
+        need("zo_muon", largest, rows + QUERIES * columns, 4 * rows),
     ]
 
 
@@ -129,7 +155,8 @@ def document(needs: Sequence[Need], forward: Forward | None, peaks: Sequence[Ben
     """The table, the forward and the measured peaks as plain values."""
     return {
         "theory": [
-            {**dataclasses.asdict(n), "total": n.total, "total_bytes": n.total_bytes, "over_weights": n.over_weights}
+            dataclasses.asdict(n)
+            | {name: getattr(n, name) for name in ("total", "total_bytes", "over_weights", "kept_here")}
             for n in needs
         ],
         "forward": None if forward is None else dataclasses.asdict(forward),
@@ -145,11 +172,11 @@ def show(title: str, needs: Sequence[Need], forward: Forward | None, peaks: Sequ
     console = Console(highlight=False)
     sheet = Table(title=f"Peak memory of {title}, GB")
     sheet.add_column("method", no_wrap=True)
-    for name in ("weights", "held", "kept", "total", "× weights"):
+    for name in ("weights", "held", "kept", "total", "× weights", "kept here"):
         sheet.add_column(name, justify="right")
     for need in needs:
         numbers = (gigabytes(n * need.bytes_each) for n in (need.weights, need.held, need.kept, need.total))
-        sheet.add_row(need.method, *numbers, f"{need.over_weights:.3f}")
+        sheet.add_row(need.method, *numbers, f"{need.over_weights:.3f}", gigabytes(need.kept_here))
     console.print(sheet)
     if peaks:
         console.print(_measured(title, peaks))

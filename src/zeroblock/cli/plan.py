@@ -22,6 +22,10 @@ ABOUT = {
     "lozo": "weights, low-rank factors",
     "mezo_bcd_adam": "as mezo_bcd, and two moments of a block",
     "mezo_adam": "as mezo, and two moments of all weights",
+    "hizoo": "as mezo, and the curvature of all weights",
+    "conmezo": "as mezo, and a momentum of all weights",
+    "subzero": "as mezo, and two frames per matrix",
+    "zo_muon": "as mezo, and a frame per matrix",
     "ft": "weights, gradients, Adam's moments, activations",
 }
 

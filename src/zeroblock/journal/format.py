@@ -95,7 +95,7 @@ class Layout:
             raise ZeroBlockError(f"step {record.step} has {len(record.coeffs)} coefficients, the header {self.probes}")
         if not 0 <= record.lr <= MAX_SINGLE:
             raise ZeroBlockError(f"step {record.step}: the learning rate cannot be {record.lr}")
-        centres = self._centres(record) if self.centred else []
+        centres = (record.curvatures or self._centres(record)) if self.centred else []
         with np.errstate(over="ignore", invalid="ignore"):
             numbers = np.array([*record.coeffs, *centres], "<f4")
         if any(a != b for a, b in zip(numbers.tolist(), record.coeffs, strict=False) if b == b):
@@ -114,10 +114,11 @@ class Layout:
     def decode(self, rows: NDArray[np.void], first: int) -> Iterator[Record]:
         """The records of rows, of which the first is that of step ``first``."""
         columns = [rows[name].tolist() for name in ("loss", "lr", "block", "coeffs")]
+        curved = self.estimator is not None and self.estimator.curved
         centres = rows["centres"].tolist() if self.centred else itertools.repeat([0.0] * self.probes)
         for step, (loss, lr, block, coeffs, centre) in enumerate(zip(*columns, centres), start=first):  # noqa: B905
             losses = () if self.estimator is None else self.estimator.losses_of(loss, coeffs, centre)
-            yield Record(step, block, tuple(coeffs), lr, losses, loss)
+            yield Record(step, block, tuple(coeffs), lr, losses, loss, tuple(centre) if curved else ())
 
     def _checksum(self, step: int, body: bytes | memoryview) -> int:
         """crc32 of the header's checksum, the step and the body: a record is right in its own place only."""

@@ -12,6 +12,7 @@ from .paper import (
     zo_momentum,
     zo_sign,
 )
+from .shaped import conmezo, hizoo, subzero, zo_muon
 from .table import CITATIONS, EPS, METHODS, Method, describe, get, method, specimen
 
 __all__ = [
@@ -19,8 +20,10 @@ __all__ = [
     "EPS",
     "METHODS",
     "Method",
+    "conmezo",
     "describe",
     "get",
+    "hizoo",
     "lozo",
     "lozo_m",
     "method",
@@ -31,6 +34,8 @@ __all__ = [
     "mezo_bcd_adaptive",
     "sparse_mezo",
     "specimen",
+    "subzero",
     "zo_momentum",
+    "zo_muon",
     "zo_sign",
 ]

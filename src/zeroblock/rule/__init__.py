@@ -2,7 +2,10 @@
 
 from .adam import Adam
 from .base import RULES, Move, Rule
+from .cone import Cone
+from .hessian import Hessian
 from .momentum import Momentum
+from .muon import Muon
 from .sgd import SGD, Sign
 
-__all__ = ["RULES", "SGD", "Adam", "Momentum", "Move", "Rule", "Sign"]
+__all__ = ["RULES", "SGD", "Adam", "Cone", "Hessian", "Momentum", "Move", "Muon", "Rule", "Sign"]

@@ -37,6 +37,7 @@ class Move:
         lr: learning rate; on the device (1,) in fp64.
         decay: the factor on a tensor's weights, 1 - lr·λ.
         taken: on the device (1,), false where the step must change nothing; None on the host.
+        curvatures: (probes,) second derivatives along the directions, where the estimator measures them.
     """
 
     key: Key
@@ -44,6 +45,7 @@ class Move:
     lr: float | Tensor
     decay: Callable[[Member], float]
     taken: Tensor | None = None
+    curvatures: Sequence[float] = ()
 
     @property
     def alphas(self) -> Sequence[float] | Tensor:
@@ -80,6 +82,10 @@ class Rule(abc.ABC):
         Returns:
             (span,) in fp32.
         """
+
+    def shaped(self, members: Sequence[Member], state: State) -> Sequence[Member]:
+        """The tensors with the bases that a step is measured in: a rule may let its state shape the directions."""
+        return members
 
     def capturable(self, member: Member) -> bool:
         """Whether ``update_`` of this tensor can take a move that stays on the device; a rule with state must reset."""

@@ -28,7 +28,7 @@ def run(plan: Plan, objective: Objective, shield: Shield) -> Numbers:
     """
     numbers = measure(plan, objective, shield)
     if bool(numbers.coeffs.isfinite().all()):
-        plan.update(numbers.coeffs.tolist())
+        plan.update(numbers.coeffs.tolist(), plan.estimator.curvatures(numbers.losses).tolist())
     return numbers
 
 
@@ -63,5 +63,5 @@ def retake(plan: Plan) -> Numbers:
         visit(plan.points, lambda: 0.0)
     losses, coeffs = (torch.tensor(values, dtype=torch.float64) for values in (record.losses, record.coeffs))
     if record.finite:
-        plan.update(record.coeffs)
+        plan.update(record.coeffs, record.curvatures)
     return Numbers.of(torch.tensor(record.loss, dtype=torch.float64), losses, coeffs)

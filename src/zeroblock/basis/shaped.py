@@ -1,0 +1,70 @@
+"""Directions that a rule's state has shaped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..errors import ZeroBlockError
+from ..noise import Key, Rounding
+from .base import CHUNK, Basis
+
+
+@dataclasses.dataclass(frozen=True)
+class Shaped(Basis):
+    """Another basis whose coordinates are a function of the noise: z ↦ shape(z), element by element.
+
+    The coordinates are materialised in fp32 before they are lifted, a sixteenth of a large tensor at a time.
+
+    Args:
+        inner: the basis.
+        shape: makes z on a span of the noise there, (span,) in fp32, which it may overwrite.
+    """
+
+    inner: Basis
+    shape: Callable[[Tensor, slice], Tensor]
+
+    def __post_init__(self) -> None:
+        if self.inner.behind:
+            raise ZeroBlockError("a rule that shapes its directions needs the weights of every step: leave fold out")
+
+    @property
+    def size(self) -> int:
+        return self.inner.size
+
+    @property
+    def carries(self) -> bool:
+        return self.inner.carries
+
+    @property
+    def rounding(self) -> Rounding:
+        return self.inner.rounding
+
+    def spans(self) -> Iterator[slice]:
+        return self.inner.spans()
+
+    def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
+        return self.shape(self.inner.coords(param, key, span), span)
+
+    def lift_(self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float) -> None:
+        self.inner.lift_(param, delta, span, alpha, key, decay)
+
+    def transport(self, state: Tensor, old: Basis) -> Tensor:
+        return self.inner.transport(state, old)
+
+    def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
+        draw = self.inner.elementwise(key.to(probe=key.probe + 1))  # other rounding bits than those of the update
+        if draw is None:
+            return super().perturbed(param, key, eps)
+        copy = param.detach().clone(memory_format=torch.contiguous_format)
+        piece = max(4096, min(CHUNK, self.size // 16))
+        for start in range(0, self.size, piece):
+            span = slice(start, min(start + piece, self.size))
+            part, z = copy.view(-1)[span], self.coords(param, key, span)
+            # rounding mirrors with the sign of eps, or second differences would measure it
+            ops.add_(part, z, eps, draw.at(start), rounding=self.rounding, flip=eps < 0)
+        return copy
