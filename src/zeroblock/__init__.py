@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from .block import Block, layers, linears, whole
     from .engine import Engine
     from .errors import ZeroBlockError, ZeroBlockWarning
-    from .estimator import OneSided, Replay, TwoSided
+    from .estimator import Anchored, Greedy, OneSided, Replay, Standardized, TwoSided
     from .journal import load, unload
     from .method import (
         METHODS,
+        adamezo,
+        eggroll,
+        fzoo,
+        fzoo_bcd,
         lozo,
         lozo_m,
         mezo,
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
         mezo_bcd,
         mezo_bcd_adam,
         mezo_bcd_adaptive,
+        mezo_greedy,
+        mezo_svrg,
         sparse_mezo,
         zo_momentum,
         zo_sign,
@@ -38,26 +44,26 @@ if TYPE_CHECKING:
     from .optimizer import ZeroOrder
     from .record import Record
     from .rerun import replay
-    from .rule import SGD, Adam, Momentum, Sign
+    from .rule import SGD, Adam, AnchorSGD, Momentum, RecallAdam, Sign
     from .schedule import Adaptive, Ascending, Descending, FlipFlop, Shuffled, Uniform
-    from .subspace import Bernoulli, Full, LowRank, Sparse
+    from .subspace import Bernoulli, Full, LowRank, Outer, Sparse
 
 _MODULES = {
     "block": "Block layers linears whole",
     "engine": "Engine",
     "errors": "ZeroBlockError ZeroBlockWarning",
-    "estimator": "OneSided Replay TwoSided",
+    "estimator": "Anchored Greedy OneSided Replay Standardized TwoSided",
     "journal": "load unload",
     "method": "METHODS lozo lozo_m mezo mezo_adam mezo_bcd mezo_bcd_adam mezo_bcd_adaptive sparse_mezo "
-    "zo_momentum zo_sign",
+    "zo_momentum zo_sign adamezo eggroll fzoo fzoo_bcd mezo_greedy mezo_svrg",
     "noise": "Distribution Draw Key RandomMask Rounding SmallMask",
     "ops": "add_noise_ normal perturb perturb_pair",
     "optimizer": "ZeroOrder",
     "record": "Record",
     "rerun": "replay",
-    "rule": "SGD Adam Momentum Sign",
+    "rule": "SGD Adam AnchorSGD Momentum RecallAdam Sign",
     "schedule": "Adaptive Ascending Descending FlipFlop Shuffled Uniform",
-    "subspace": "Bernoulli Full LowRank Sparse",
+    "subspace": "Bernoulli Full LowRank Outer Sparse",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted([*_HOME, "integrations"])

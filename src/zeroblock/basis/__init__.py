@@ -2,6 +2,8 @@
 
 from .base import CHUNK, Alphas, Basis, Site
 from .elementwise import Elementwise
+from .elsewhere import Elsewhere
 from .factored import Factored
+from .outer import OuterProduct
 
-__all__ = ["CHUNK", "Alphas", "Basis", "Elementwise", "Factored", "Site"]
+__all__ = ["CHUNK", "Alphas", "Basis", "Elementwise", "Elsewhere", "Factored", "OuterProduct", "Site"]

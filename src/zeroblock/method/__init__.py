@@ -12,6 +12,7 @@ from .paper import (
     zo_momentum,
     zo_sign,
 )
+from .probes import adamezo, eggroll, fzoo, fzoo_bcd, mezo_greedy, mezo_svrg
 from .table import CITATIONS, EPS, METHODS, Method, describe, get, method, specimen
 
 __all__ = [
@@ -19,7 +20,11 @@ __all__ = [
     "EPS",
     "METHODS",
     "Method",
+    "adamezo",
     "describe",
+    "eggroll",
+    "fzoo",
+    "fzoo_bcd",
     "get",
     "lozo",
     "lozo_m",
@@ -29,6 +34,8 @@ __all__ = [
     "mezo_bcd",
     "mezo_bcd_adam",
     "mezo_bcd_adaptive",
+    "mezo_greedy",
+    "mezo_svrg",
     "sparse_mezo",
     "specimen",
     "zo_momentum",
