@@ -327,7 +327,6 @@ class Plan:
             and self.weights.restore == "copy"
             and not self.weight_decay
             and self.weights.capturable
-            and not self.estimator.anchored  # a captured pass reads one origin
         )
 
     @property

@@ -64,14 +64,14 @@ class OuterProduct(Basis):
         dtype: torch.dtype = torch.float32,
         key: Key | None = None,
     ) -> Tensor:
-        """scale·B of the probe at ``key``, (n, r)."""
+        """scale·B/√r of the probe at ``key``, (n, r)."""
         assert key is not None
         out = torch.empty((self.shape[1], self.rank), dtype=dtype, device=device)
-        return ops.fill_(out, self._draw(key.to(probe=key.probe + RIGHT)), scale)
+        return ops.fill_(out, self._draw(key.to(probe=key.probe + RIGHT)), scale / math.sqrt(self.rank))
 
     def coordinates_(self, out: Tensor, key: Key, scale: float, share: float = 1.0) -> Tensor:
-        """out ← share·scale·A/√r, (m, r) of any dtype."""
-        return ops.fill_(out, self._draw(key), share * scale / math.sqrt(self.rank))
+        """out ← share·scale·A, (m, r) of any dtype."""
+        return ops.fill_(out, self._draw(key), share * scale)
 
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
@@ -105,11 +105,9 @@ class OuterProduct(Basis):
         return state
 
     def _left(self, key: Key, scale: float | Alphas, device: torch.device) -> Tensor:
-        """scale·A/√r, (m, r)."""
+        """scale·A, (m, r)."""
         out = torch.empty((self.shape[0], self.rank), dtype=torch.float32, device=device)
-        root = math.sqrt(self.rank)
-        share = scale / root if isinstance(scale, (float, Tensor)) else [s / root for s in scale]
-        return ops.fill_(out, self._draw(key), share)
+        return ops.fill_(out, self._draw(key), scale)
 
     def _draw(self, key: Key) -> Draw:
         return Draw(key, self.site.offset, self.site.distribution)

@@ -138,7 +138,7 @@ def mezo_svrg(
     eps: float = EPS,
     *,
     probes: int = 1,
-    interval: int = 5,
+    interval: int = 2,
     boost: float = 1.0,
     batches: int = 8,
     partition: Partition = whole,
