@@ -78,7 +78,7 @@ class ZerothOrder:
 
     @property
     def batches(self) -> int:
-        return max(1, self.optimizer.anchoring)
+        return max(1, int(self.optimizer.anchoring))
 
     def step(self, objectives: Sequence[Closure], lr: float) -> None:
         self.optimizer.param_groups[0]["lr"] = lr
