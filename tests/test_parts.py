@@ -118,7 +118,7 @@ def test_parts_that_cannot_run_on_the_device_say_so() -> None:
     """A basis with tensors of its own might be replayed from a stale graph: it is asked, under SGD too."""
     able = {param.values[1].__name__: build(*param.values, Tiny()).plan().capturable for param in PARTS}
     assert {name for name, yes in able.items() if not yes} == {
-        "Axis", "Cone", "Frames", "Hessian", "Lion", "Momentum", "Muon", "Sign"
+        "AnchorSGD", "Axis", "Cone", "Frames", "Hessian", "Lion", "Momentum", "Muon", "RecallAdam", "Sign"
     }  # fmt: skip
 
 

@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from .block import Block, layers, linears, whole
     from .engine import Engine
     from .errors import ZeroBlockError, ZeroBlockWarning
-    from .estimator import Curvature, OneSided, Replay, TwoSided
+    from .estimator import Anchored, Curvature, Greedy, OneSided, Replay, Standardized, TwoSided
     from .journal import load, unload
     from .method import (
         METHODS,
+        adamezo,
         conmezo,
+        eggroll,
+        fzoo,
+        fzoo_bcd,
         hizoo,
         lozo,
         lozo_m,
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
         mezo_bcd,
         mezo_bcd_adam,
         mezo_bcd_adaptive,
+        mezo_greedy,
+        mezo_svrg,
         sparse_mezo,
         subzero,
         zo_momentum,
@@ -42,26 +48,26 @@ if TYPE_CHECKING:
     from .optimizer import ZeroOrder
     from .record import Record
     from .rerun import replay
-    from .rule import SGD, Adam, Cone, Hessian, Momentum, Muon, Sign
+    from .rule import SGD, Adam, AnchorSGD, Cone, Hessian, Momentum, Muon, RecallAdam, Sign
     from .schedule import Adaptive, Ascending, Descending, FlipFlop, Shuffled, Uniform
-    from .subspace import Bernoulli, Frames, Full, LowRank, Sparse
+    from .subspace import Bernoulli, Frames, Full, LowRank, Outer, Sparse
 
 _MODULES = {
     "block": "Block layers linears whole",
     "engine": "Engine",
     "errors": "ZeroBlockError ZeroBlockWarning",
-    "estimator": "Curvature OneSided Replay TwoSided",
+    "estimator": "Anchored Curvature Greedy OneSided Replay Standardized TwoSided",
     "journal": "load unload",
-    "method": "METHODS conmezo hizoo lozo lozo_m mezo mezo_adam mezo_bcd mezo_bcd_adam mezo_bcd_adaptive sparse_mezo "
-    "subzero zo_momentum zo_muon zo_sign",
+    "method": "METHODS adamezo conmezo eggroll fzoo fzoo_bcd hizoo lozo lozo_m mezo mezo_adam mezo_bcd mezo_bcd_adam "
+    "mezo_bcd_adaptive mezo_greedy mezo_svrg sparse_mezo subzero zo_momentum zo_muon zo_sign",
     "noise": "Distribution Draw Key RandomMask Rounding SmallMask",
     "ops": "add_noise_ normal perturb perturb_pair",
     "optimizer": "ZeroOrder",
     "record": "Record",
     "rerun": "replay",
-    "rule": "SGD Adam Cone Hessian Momentum Muon Sign",
+    "rule": "SGD Adam AnchorSGD Cone Hessian Momentum Muon RecallAdam Sign",
     "schedule": "Adaptive Ascending Descending FlipFlop Shuffled Uniform",
-    "subspace": "Bernoulli Frames Full LowRank Sparse",
+    "subspace": "Bernoulli Frames Full LowRank Outer Sparse",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted([*_HOME, "integrations"])

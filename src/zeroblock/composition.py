@@ -10,6 +10,7 @@ from typing import Any, Generic, SupportsIndex, TypeVar, overload
 from torch import nn
 
 from .errors import ZeroBlockError
+from .estimator import Estimator
 from .noise import VERSION
 from .subspace import Subspace
 
@@ -103,6 +104,14 @@ def check(subspace: Subspace, restore: str, interval: int, fold: int, weight_dec
         raise ZeroBlockError("restore='subtract' moves the weights, which are not θ between folds: leave fold out")
     if weight_decay:
         raise ZeroBlockError("weight_decay writes every weight at every step: leave fold out, or weight_decay")
+
+
+def check_anchor(estimator: Estimator, restore: str, fold: int) -> None:
+    """Refuse an anchor where a copy of the weights would not be one."""
+    if estimator.anchors and restore == "subtract":
+        raise ZeroBlockError("an anchor is measured on copies: leave restore='subtract' out")
+    if estimator.anchors and fold > 1:
+        raise ZeroBlockError("an anchor is a copy of the weights, which are not θ between folds: leave fold out")
 
 
 def partition_name(partition: object) -> str:

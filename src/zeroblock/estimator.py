@@ -17,6 +17,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from .direction import Direction, Point
@@ -63,6 +64,20 @@ class Estimator(abc.ABC):
     def recall(self, step: int) -> Record | None:
         """The record of a step that was measured before; None, the default, asks for a measurement."""
         return None
+
+    def at(self, age: int) -> Estimator:
+        """The estimator of a step that comes ``age`` steps after the first one of its turn: itself, by default."""
+        return self
+
+    @property
+    def anchors(self) -> int:
+        """How many batches an anchor is worth, if a copy of the block is kept as one when a turn begins; 0 if not."""
+        return 0
+
+    @property
+    def anchored(self) -> bool:
+        """Whether ``points`` also gets, after the directions from θ, the same ones from the anchor."""
+        return False
 
     @property
     def centred(self) -> bool:
@@ -186,6 +201,146 @@ class Curvature(FiniteDifference):
 
 
 @dataclasses.dataclass(frozen=True)
+class Sided(FiniteDifference):
+    """Finite differences on one side or on both, whose coefficients are shaped further.
+
+    Args:
+        eps: distance of the points from θ.
+        probes: number of directions.
+        sides: 1 shares one evaluation at θ, 1 + probes in all; 2 takes central differences, 2·probes in all.
+    """
+
+    probes: int = 8
+    sides: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sides not in (1, 2):
+            raise ZeroBlockError(f"{type(self).__name__}: sides must be 1 or 2, got {self.sides}")
+
+    @property
+    def plain(self) -> FiniteDifference:
+        """The differences before they are shaped."""
+        return (OneSided if self.sides == 1 else TwoSided)(self.eps, self.probes)
+
+    def moved(self, losses: Tensor) -> Tensor:
+        """(points,) losses → (probes, sides) those at a distance from θ."""
+        return losses[2 - self.sides :].view(self.probes, self.sides)
+
+    def points(self, directions: Sequence[Direction]) -> list[Point]:
+        return self.plain.points(directions)
+
+    def loss(self, losses: Tensor) -> Tensor:
+        return self.plain.loss(losses)
+
+
+@ESTIMATORS.register
+@dataclasses.dataclass(frozen=True)
+class Standardized(Sided):
+    """Differences of losses in units of their own standard deviation, so that lr is in units of the weights.
+
+        one-sided   c_i = (l_i - l_0) / σ        two-sided   c_i = (l_i⁺ - l_i⁻) / 2σ
+
+    σ is the standard deviation of all losses at a distance from θ; where they are all equal, c = 0.  FZOO
+    standardizes one-sided differences, EGGROLL two-sided ones (its fitness is -l).
+
+    Args:
+        eps: distance of the points from θ.
+        probes: number of directions; the step is the mean over them.
+        sides: see :class:`Sided`.
+        floor: added to σ², so that differences much smaller than its root are not amplified.
+        population: divide the sum of squares by the number of losses n, as both published codes do, and not by n - 1.
+    """
+
+    floor: float = 0.0
+    population: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.probes * self.sides < 2:
+            raise ZeroBlockError("Standardized: one loss has no standard deviation: give probes=2 or more, or sides=2")
+        if not (self.floor >= 0 and math.isfinite(self.floor)):
+            raise ZeroBlockError(f"Standardized: floor must be finite and not negative, got {self.floor}")
+
+    def coeffs(self, losses: Tensor) -> Tensor:
+        variance = self.moved(losses).var(correction=0 if self.population else 1) + self.floor
+        scaled = self.plain.coeffs(losses).double() * (self.eps / variance.sqrt())
+        return torch.where(variance == 0, 0.0, scaled).float()
+
+
+@ESTIMATORS.register
+@dataclasses.dataclass(frozen=True)
+class Greedy(Sided):
+    """Of several directions the one that leads to the lowest loss.
+
+    Its coefficient is multiplied by the number of probes and the others are 0, because a step is the mean over the
+    probes: δ = c·z along the best direction alone.
+
+    Args:
+        eps: distance of the points from θ.
+        probes: number of directions to choose from.
+        sides: see :class:`Sided`.
+        as_published: choose by the losses at θ + εz alone, as MeZO-Greedy does, and not by those of both sides.
+    """
+
+    probes: int = 4
+    sides: int = 2
+    as_published: bool = False
+
+    def coeffs(self, losses: Tensor) -> Tensor:
+        moved = self.moved(losses)
+        lowest = moved[:, 0] if self.as_published else moved.amin(1)
+        best = torch.arange(self.probes, device=losses.device) == lowest.argmin()
+        return torch.where(best, self.plain.coeffs(losses) * self.probes, 0.0)
+
+
+@ESTIMATORS.register
+@dataclasses.dataclass(frozen=True)
+class Anchored(FiniteDifference):
+    """Central differences, less those at the anchor with the same noise and the same batch.
+
+        c = (L(θ + εPz) - L(θ - εPz)) / 2ε - (L(θ̃ + εPz) - L(θ̃ - εPz)) / 2ε
+
+    The anchor θ̃ is the active block at the beginning of the turn, a copy of it.  The first step of a turn measures
+    plain central differences there, on the objective that ``step`` is given as ``anchor``, which is worth a large
+    batch.  The rule ``AnchorSGD`` adds that estimate to every step of the turn.
+
+    Args:
+        eps: distance of the points from θ and from θ̃.
+        probes: number of directions; the step is the mean over them.
+        batches: how many batches the objective of an anchor joins in ``zeroblock train``.
+    """
+
+    batches: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batches < 1:
+            raise ZeroBlockError(f"Anchored: batches must be at least 1, got {self.batches}")
+
+    @property
+    def anchors(self) -> int:
+        return self.batches
+
+    @property
+    def anchored(self) -> bool:
+        return True
+
+    def at(self, age: int) -> Estimator:
+        return self if age else TwoSided(self.eps, self.probes)
+
+    def points(self, directions: Sequence[Direction]) -> list[Point]:
+        return [Point(direction, sign * self.eps) for direction in directions for sign in (1, -1)]
+
+    def coeffs(self, losses: Tensor) -> Tensor:
+        here, there = ((losses[0::2] - losses[1::2]) / (2 * self.eps)).chunk(2)
+        return (here - there).float()
+
+    def loss(self, losses: Tensor) -> Tensor:
+        return losses[: 2 * self.probes].mean()
+
+
+@dataclasses.dataclass(frozen=True)
 class Replay(Estimator):
     """Measures nothing: takes the coefficients that another run recorded.
 
@@ -200,6 +355,10 @@ class Replay(Estimator):
     @property
     def probes(self) -> int:
         return len(self.records[0].coeffs)
+
+    @property
+    def anchors(self) -> int:
+        return 0 if self.measured is None else self.measured.anchors
 
     def points(self, directions: Sequence[Direction]) -> list[Point]:
         return [] if self.measured is None else self.measured.points(directions)

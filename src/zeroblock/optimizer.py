@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from . import block as blocks_of
 from .block import Block, Partition
 from .closure import Closure, without_gradients
-from .composition import Fixed, both_parts, check, check_model, check_numbers, count, parts_of
+from .composition import Fixed, both_parts, check, check_anchor, check_model, check_numbers, count, parts_of
 from .errors import ZeroBlockError
 from .estimator import Estimator, TwoSided
 from .exclusive import exclusive
@@ -78,6 +78,11 @@ class ZeroOrder(torch.optim.Optimizer):
         lambda self, limit: setattr(self.skipping, "limit", count("patience", limit)),
         doc="Consecutive steps with a non-finite loss before giving up.",
     )
+    age = property(lambda self: self.steps % self.interval, doc="Steps between the first of this turn and the next.")
+    anchoring = property(
+        lambda self: 0 if self.age else self.estimator.anchors,
+        doc="How many batches the objective of the next step is worth, if an anchor is measured there; otherwise 0.",
+    )
     lr = property(
         lambda self: self.param_groups[0]["lr"],
         lambda self, lr: self.param_groups[0].update(lr=lr),
@@ -118,6 +123,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self.estimator: Estimator = estimator or TwoSided()
         self.rule = rule or SGD()
         check(self.subspace, restore, interval, fold, weight_decay)
+        check_anchor(self.estimator, restore, fold)
         self.model, self.partition = model, partition
         self.blocks = partition(model) if callable(partition) else blocks_of.explicit(model, partition)
         self.interval, self.fold, self.seed = interval, fold, Key(seed, 0).seed
@@ -170,23 +176,28 @@ class ZeroOrder(torch.optim.Optimizer):
             )
         lr = float(self.param_groups[0]["lr"])
         return Plan(
-            self.turn, lr, self.weights, self.members, self.estimator, self.rule, self._state, self.clip,
+            self.turn, lr, self.weights, self.members, self.estimator.at(self.age), self.rule, self._state, self.clip,
             self.weight_decay, self.decays,
         )  # fmt: skip
 
     @without_gradients
-    def step(self, closure: Closure | Sequence[Closure] | None = None) -> Tensor:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Closure | Sequence[Closure] | None = None, anchor: Closure | Sequence[Closure] | None = None
+    ) -> Tensor:
         """Measure and move.
 
         Args:
             closure: any objective, evaluated in evaluation mode and without gradient; or several, one per
                 micro-batch, whose mean is the objective (weighted by tokens or examples where they know them).
+            anchor: the objective of the steps that measure an anchor (``mezo_svrg``), worth a large batch; it is not
+                called at others. By default ``closure``.
 
         Returns:
             The loss: the mean of the two sides, or the loss at θ when one-sided; a scalar, on the GPU
             where the step was submitted and may not have ended yet.
         """
-        objective = None if self.estimator.recall(self.steps) else objective_of(closure)
+        wanted = closure if anchor is None or not self.anchoring else anchor
+        objective = None if self.estimator.recall(self.steps) else objective_of(wanted)
         if objective is None or not objective.submits:
             self.flush()  # steps submitted before this one come first
         if self.turns.due(self.turn):  # an error kept the last step from entering it
@@ -194,6 +205,8 @@ class ZeroOrder(torch.optim.Optimizer):
         if self.watch.check(self.block, fresh=not self.steps):  # on another device now
             self.weights.held.clear()
             self.enter(self.turn)
+        if self.anchoring:
+            self.weights.drop_anchor(self.members)
         plan = self.plan()
         if objective is not None:
             objective = self.watch.over(objective, plan)
@@ -285,6 +298,7 @@ class ZeroOrder(torch.optim.Optimizer):
             "scores": self.scores,
             "thresholds": dict(self.weights.initial),
             "held": held if self.steps % self.fold else {},
+            **({"anchor": {n: t.clone() for n, t in self.weights.anchor.items()}} if self.estimator.anchors else {}),
             "state": self._state.saved({id(p): n for n, p in self.params.items()}),
             "param_groups": [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups],
         }
@@ -322,6 +336,8 @@ class ZeroOrder(torch.optim.Optimizer):
         for name, held in self.weights.held.items():  # where they are: captured steps know the address
             saved = state_dict.get("held", {}).get(name)
             held.zero_() if saved is None else held.copy_(saved)
+        anchor = state_dict.get("anchor", {})
+        self.weights.anchor = {name: copy.to(self.params[name].device, copy=True) for name, copy in anchor.items()}
         for name, param in self.params.items():
             self._state.load(param, state_dict["state"].get(name, {}))
         self._state.wind()

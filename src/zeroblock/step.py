@@ -181,6 +181,7 @@ class Staged:
         active: the tensors of a plan's block by the piece that reads them.
         reserve: bytes of device memory that a plan's captured steps compute in, whichever block is active.
         device: where steps run.
+        most: points that a captured pass may have.
     """
 
     graphs: Captures
@@ -192,6 +193,7 @@ class Staged:
     active: Callable[[Plan], dict[int, list[Member]]]
     reserve: Callable[[Plan], int]
     device: torch.device
+    most: int
 
 
 class Mean(Objective):
@@ -300,11 +302,12 @@ class Plan:
 
     @functools.cached_property
     def directions(self) -> tuple[Direction, ...]:
-        """One per probe."""
+        """One per probe, from θ and, where the estimator wants them, from the anchor."""
         paired = not self.rule.state  # moments take enough memory
-        keys = (self.key.to(probe=probe) for probe in range(self.estimator.probes))
+        keys = [self.key.to(probe=probe) for probe in range(self.estimator.probes)]
         shaped = self.rule.shaped(self.members, self.state)
-        return tuple(self.weights.direction(key, shaped, paired) for key in keys)
+        origins = (shaped, self.weights.anchored(shaped)) if self.estimator.anchored else (shaped,)
+        return tuple(self.weights.direction(key, members, paired) for members in origins for key in keys)
 
     @functools.cached_property
     def points(self) -> tuple[Point, ...]:

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .basis import CHUNK, Basis, Elementwise, Factored, Framed, Site
+from .basis import CHUNK, Basis, Elementwise, Factored, Framed, OuterProduct, Site
 from .errors import ZeroBlockError
 from .noise import BASIS, Key, RandomMask, SmallMask
 from .registry import Registry
@@ -201,3 +201,29 @@ def smallest(param: Tensor, k: int) -> float:
         low += torch.bincount(pattern[pattern >> half == top].to(torch.int64) & 0xFFFF, minlength=1 << 16)
     bottom = int(torch.searchsorted(low.cumsum(0), rest))
     return float(torch.tensor([top << 16 | bottom], dtype=torch.int32).view(torch.float32).double())
+
+
+@SUBSPACES.register
+@dataclasses.dataclass(frozen=True)
+class Outer(Subspace):
+    """A Bᵀ/√r of rank r for matrices, dense for vectors (EGGROLL); every probe of every step draws both factors.
+
+    The sum of many probes is a step of high rank, unlike :class:`LowRank`'s, which shares V for a turn.
+
+    Args:
+        rank: r, cut to the smaller side of a matrix.
+    """
+
+    rank: int = 1
+
+    fixed = True
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ZeroBlockError(f"Outer: rank must be at least 1, got {self.rank}")
+
+    def basis(self, param: Tensor, key: Key, site: Site) -> Basis:
+        if param.dim() < 2 or param.numel() == 0:
+            return Elementwise(param.numel(), site)
+        m, n = param.shape[0], param.numel() // param.shape[0]
+        return OuterProduct((m, n), min(self.rank, m, n), site)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from . import block as blocks_of
-from .basis import Basis, Site
+from .basis import Basis, Elsewhere, Site
 from .block import Block
 from .direction import Direction, JustInTime, Member, Subtracted, Swapped
 from .errors import ZeroBlockError, ZeroBlockWarning
@@ -69,6 +69,8 @@ class Weights:
         self._uniform = False
         self.held: dict[str, Tensor] = {}
         """Coordinates of the steps that have not reached their tensors yet, by name."""
+        self.anchor: dict[str, Tensor] = {}
+        """A copy of the active block as it was when its turn began, by name, where the estimator measures there."""
 
     @property
     def capturable(self) -> bool:
@@ -104,6 +106,16 @@ class Weights:
         if self.subspace.fixed:
             self._members[block] = members
         return members
+
+    def drop_anchor(self, members: Sequence[Member]) -> None:
+        """Keep a copy of a block as it is now, in the place of the last one."""
+        self.anchor.clear()  # before the next is made
+        for name, param, _ in members:
+            self.anchor[name] = param.detach().clone(memory_format=torch.contiguous_format)
+
+    def anchored(self, members: Sequence[Member]) -> tuple[Member, ...]:
+        """The tensors of the active block with directions from the anchor."""
+        return tuple(member._replace(basis=Elsewhere(member.basis, self.anchor[member.name])) for member in members)
 
     def direction(self, key: Key, members: Sequence[Member], paired: bool) -> Direction:
         """The line θ + s·Pz in the way that suits the model."""

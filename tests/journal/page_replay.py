@@ -351,6 +351,25 @@ class Replay:
         moved = fma(delta.reshape(-1), F32(alpha * gain), self.weights[name] * F32(decay))
         self.weights[name] = rounded(moved, self.dtype, self.word(name, at))
 
+    # outer products
+
+    def outer(self, name: str) -> bool:
+        shape = self.shapes[name]
+        return self.subspace["name"] == "Outer" and len(shape) >= 2 and 0 not in shape
+
+    def product(self, name: str, step: int, probes: Sequence[int], alphas: Sequence[float]) -> np.ndarray:
+        """Σₖ (alpha_k·A_k) B_kᵀ, flat."""
+        shape = self.shapes[name]
+        m, n = shape[0], math.prod(shape[1:])
+        r, total = min(self.subspace["rank"], m, n), None
+        for k, alpha in zip(probes, alphas, strict=True):
+            a = fma(self.draw(name, self.at(step, k), m * r), F32(alpha), F32(0)).reshape(m, r)
+            b = self.draw(name, self.at(step, k + (1 << 27)), n * r) * F32(1 / math.sqrt(r))
+            for j in range(r):
+                term = a[:, j : j + 1] * b.reshape(n, r)[:, j]
+                total = term if total is None else total + term
+        return total.reshape(-1)
+
     # masks
 
     def mask(self, name: str, step: int) -> np.ndarray | bool:
@@ -367,7 +386,7 @@ class Replay:
 
     def step(self, record: Step) -> None:
         step, block = self.steps, self.blocks[record.block]
-        if self.rule.get("reset") and step % self.interval == 0:
+        if (self.rule.get("reset") or self.rule["name"] == "AnchorSGD") and step % self.interval == 0:
             self.state.clear()
         if self.method["restore"] == "subtract":
             self.walk(block, step)
@@ -421,11 +440,12 @@ class Replay:
         low = self.rank(name)
         if self.rule["name"] == "SGD":
             self.descend(name, step, [-lr * s for s in share], decay, low)
-        elif self.rule["name"] == "Adam" and not low:
+        elif self.rule["name"] == "Adam" and not low and not self.outer(name):
             self.adam(name, step, lr, share, decay)
         else:
             g = self.estimate(name, step, share, low)
-            delta = self.delta(name, step, g)
+            recalls = self.rule["name"] in ("RecallAdam", "AnchorSGD")
+            delta = self.recall(name, step, g, share) if recalls else self.delta(name, step, g)
             if low and self.fold > 1:
                 self.held[name] = fma(delta, F32(-lr), self.held.get(name, np.zeros_like(delta)))
             elif low:
@@ -437,6 +457,11 @@ class Replay:
     def descend(
         self, name: str, step: int, alphas: Sequence[float], decay: float, low: tuple[int, int, int] | None
     ) -> None:
+        if self.outer(name) and (decay != 1.0 or any(alphas)):
+            used = [k for k, alpha in enumerate(alphas) if alpha] or [0]
+            moved = self.product(name, step, used, [alphas[k] for k in used]) + self.weights[name] * F32(decay)
+            self.weights[name] = rounded(moved, self.dtype, self.word(name, self.at(step, 0, 3)))
+            return
         if not low:
             self.add_noise(name, self.at(step), alphas, decay)
             return
@@ -456,7 +481,12 @@ class Replay:
         kept = True if low else self.mask(name, step)
         g = None
         for k, s in enumerate(share):
-            z = self.coordinates(name, step, k) if low else self.draw(name, self.at(step, k), self.weights[name].size)
+            if self.outer(name):
+                z = self.product(name, step, [k], [1.0])
+            elif low:
+                z = self.coordinates(name, step, k)
+            else:
+                z = self.draw(name, self.at(step, k), self.weights[name].size)
             z = np.where(kept, z, F32(0))
             if self.rule["name"] == "Cone" and self.pull:
                 z = fma(self.state[name]["m"], F32(self.pull), z * F32(math.sin(self.rule["theta"])))
@@ -503,6 +533,26 @@ class Replay:
         shape = self.shapes[name]
         full = self.subspace["name"] == "Full" and len(shape) >= 2 and 0 not in shape
         return (shape[0], math.prod(shape[1:])) if full else None
+
+    def recall(self, name: str, step: int, g: np.ndarray, share: Sequence[float]) -> np.ndarray:
+        """δ of the rules that draw earlier estimates again; over full tensors and outer products."""
+        state = self.moments(name, step, 0, "")
+        past: list[tuple[int, Sequence[float]]] = state.setdefault("past", [])
+        earlier = [self.estimate(name, *one, None) for one in past]
+        if self.rule["name"] == "AnchorSGD":
+            state["past"] = past or [(step, share)]
+            return g + earlier[0] if earlier else g * F32(self.rule["boost"])
+        window, (b1, b2) = self.rule["window"], self.rule["betas"]
+        state["past"] = [(step, share), *past][: window - 1]
+        if self.rule["as_published"] and state["t"] <= window + 1:
+            return g
+        m, v = g, g * g
+        for age, one in enumerate(earlier, start=1):
+            m, v = fma(one, F32(b1**age), m), v + F32(b2**age) * one * one
+        if self.rule["as_published"]:
+            return m * F32(100) / (np.sqrt(v) + F32(1e-5))
+        first, second = (F32(sum(b**age for age in range(1 + len(earlier)))) for b in (b1, b2))
+        return m / first / (np.sqrt(v / second) + F32(self.rule["eps"]))
 
     def delta(self, name: str, step: int, g: np.ndarray) -> np.ndarray:
         match self.rule["name"]:

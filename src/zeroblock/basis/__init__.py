@@ -2,8 +2,12 @@
 
 from .base import CHUNK, Alphas, Basis, Site
 from .elementwise import Elementwise
+from .elsewhere import Elsewhere
 from .factored import Factored
 from .framed import Framed
+from .outer import OuterProduct
 from .shaped import Shaped
 
-__all__ = ["CHUNK", "Alphas", "Basis", "Elementwise", "Factored", "Framed", "Shaped", "Site"]
+__all__ = [
+    "CHUNK", "Alphas", "Basis", "Elementwise", "Elsewhere", "Factored", "Framed", "OuterProduct", "Shaped", "Site",
+]  # fmt: skip

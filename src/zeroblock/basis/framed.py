@@ -81,7 +81,9 @@ class Framed(Basis):
     def matrix(self, param: Tensor) -> tuple[int, int]:
         return self._grid
 
-    def factor(self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+    def factor(
+        self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32, key: Key | None = None
+    ) -> Tensor:
         """scale·V, (n, r)."""
         return (self.right * scale).to(device, dtype)
 

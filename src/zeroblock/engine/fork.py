@@ -121,6 +121,8 @@ def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int, watch: bool 
         watch: raise if the model reads an active tensor where no copy can be shown; this takes time.
     """
     members = points[0].direction.members
+    if _low_rank(members) and any(point.direction.members is not members for point in points):
+        raise ForkError("low-rank points around two origins are measured one after another")
     stages = anatomy.stages(members)
     fork = Fork(points, tokens, len(stages))
     replaced: list[tuple[nn.Module, Forward | None]] = []
@@ -175,9 +177,11 @@ class Fork:
         self.thread = threading.get_ident()
         self.shown = 0
         """Number of running modules that show a point's weights, nested ones included."""
-        a, b = points[0], points[-1]
-        opposite = len(points) == 2 and a.direction is b.direction and a.scale == -b.scale
-        self.mirrored = opposite and a.direction.paired and (tokens <= PAIR_TOKENS or stages >= PAIR_STAGES)
+        sides = list(zip(points[0::2], points[1::2], strict=False))
+        opposite = 2 * len(sides) == len(points) and all(_opposite(*pair) for pair in sides)
+        paired = opposite and points[0].direction.paired
+        self.mirrored = paired and (tokens <= PAIR_TOKENS or stages >= PAIR_STAGES)
+        """Whether points come in pairs, both copies of which are made at once."""
 
     def replacements(
         self, module: nn.Module, members: list[Member], anatomy: Anatomy
@@ -267,7 +271,7 @@ class Fork:
             def embedding(ids: Tensor) -> Tensor:
                 v, us = self._factors(matrix, basis)  # drawn within the module, so that a captured layer draws its own
                 beside = torch.cat([F.embedding(self._mine(ids, r), us[r]) for r in range(rows)])
-                y: Tensor = inner(ids) + beside @ v.T
+                y: Tensor = inner(ids) + beside @ v.mT
                 self.parted = True
                 return y
 
@@ -278,7 +282,7 @@ class Fork:
         def linear(x: Tensor) -> Tensor:
             self._whole(x)
             v, us = self._factors(matrix, basis)
-            left, right = (us, v.T.expand(rows, -1, -1)) if transposed else (v, us.transpose(1, 2))
+            left, right = (us, v.mT.expand(rows, -1, -1)) if transposed else (v, us.transpose(1, 2))
             lead = x.shape[:-1] if self.parted else (rows, *x.shape[1:-1])
             x = self._rows(x).reshape(rows, -1, x.shape[-1])  # experts see the rows end to end
             y = F.linear(x, matrix.T if transposed else matrix, plain)
@@ -291,7 +295,8 @@ class Fork:
         return linear
 
     def _factors(self, matrix: Tensor, basis: Basis) -> tuple[Tensor, Tensor]:
-        """√ε·V of (n, r), and (B ± ε·U)/√ε for each point, (R, m, r), in the matrix's dtype."""
+        """√ε·V of (n, r), or for each point (R, n, r), and (B ± ε·U)/√ε for each point, (R, m, r), in the matrix's
+        dtype."""
         size = max(abs(point.scale) for point in self.points)
         root = math.sqrt(size)  # each factor takes half of it, so that neither product leaves the range of 16 bits
         assert basis.factor_shape is not None
@@ -299,22 +304,26 @@ class Fork:
         us = torch.empty((len(self.points), matrix.shape[0], rank), dtype=matrix.dtype, device=matrix.device)
         for u, point in zip(us, self.points, strict=True):
             basis.coordinates_(u, point.direction.key, point.scale, 1 / root)
-        return basis.factor(matrix.device, root, matrix.dtype), us
+        if not basis.own_factor:
+            return basis.factor(matrix.device, root, matrix.dtype), us
+        keys = [point.direction.key for point in self.points]
+        return torch.stack([basis.factor(matrix.device, root, matrix.dtype, key) for key in keys]), us
 
     def _copies(self, members: Sequence[Member]) -> Iterator[list[Tensor]]:
         """For each point, a module's active tensors there."""
-        if self.mirrored and all(member.basis.pairs for member in members):
-            direction, scale = self.points[0]
-            pairs = [m.basis.mirrored(m.param, direction.key, scale) for m in beside(members, _nbytes(members))]
+        names = {member.name for member in members}
+        for direction, scale in self.points[:: 2 if self.mirrored else 1]:
+            mine = [member for member in direction.members if member.name in names]
+            if not (self.mirrored and all(member.basis.pairs for member in mine)):
+                for side in (scale, -scale) if self.mirrored else (scale,):
+                    yield [member.perturbed(member.param.data, direction.key, side) for member in mine]
+                continue
+            pairs = [m.basis.mirrored(m.param, direction.key, scale) for m in beside(mine, _nbytes(mine))]
             yield [plus for plus, _ in pairs]
-            yield [minus for _, minus in pairs]
-            return
-        for r in range(len(self.points)):
-            yield [self._at(member, r) for member in members]
-
-    def _at(self, member: Member, r: int) -> Tensor:
-        direction, scale = self.points[r]
-        return member.perturbed(member.param.data, direction.key, scale)
+            minus = [minus for _, minus in pairs]
+            del pairs
+            yield minus
+            del minus  # before the next pair is made
 
     def _rows(self, x: Tensor) -> Tensor:
         """x with one row per point."""
@@ -339,6 +348,10 @@ class Fork:
         if isinstance(value, dict):
             return {name: self._mine(one, r) for name, one in value.items()}
         return value
+
+
+def _opposite(a: Point, b: Point) -> bool:
+    return a.direction is b.direction and a.scale == -b.scale
 
 
 def _nbytes(members: Sequence[Member]) -> int:

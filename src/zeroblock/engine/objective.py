@@ -24,6 +24,9 @@ Over = Literal["options", "answer"]
 Reduction = Literal["tokens", "examples"]
 """What the loss of a batch is the mean over."""
 
+POINT_TOKENS = 1 << 14
+"""Tokens in the rows of one pass, all points together: those of OPT-13B's widest layer take 0.7 GB."""
+
 
 @dataclass(frozen=True)
 class BatchObjective(Objective):
@@ -99,6 +102,7 @@ class BatchObjective(Objective):
             self._active,
             functools.partial(self._reserved, len(row.tokens), len(row.keep)),
             self.forward.device,
+            at_once(len(row.tokens)),
         )
 
     def _bound(self, row: Row, size: int, batch: Tensor) -> BatchObjective:
@@ -127,17 +131,19 @@ class BatchObjective(Objective):
         """Bytes of any block's copies, and of what a layer or the head computes beside them."""
         params, inside = plan.weights.params, self.forward.anatomy.layer
         widest = max((max(params[name].shape, default=1) for name in inside if name in params), default=1)
-        beside = 4 * tokens * widest * self.forward.dtype.itemsize  # its widest product, in and out of the activation
+        rows = len(plan.points)
+        beside = 2 * rows * tokens * widest * self.forward.dtype.itemsize  # its widest product, before and after
         blocks = (plan.weights.members(block, plan.turn.number) for block in range(len(plan.weights.blocks)))
         words = max((getattr(config, "vocab_size", None) or 0 for config in self.forward.configs), default=0)
-        logits = len(plan.points) * scored * words * (self.forward.dtype.itemsize + 4)  # as computed, and in fp32
+        logits = rows * scored * words * (self.forward.dtype.itemsize + 4)  # as computed, and in fp32
         return scratch(self.forward.anatomy, blocks, plan.points, tokens) + max(beside, logits)
 
     def losses(self, points: Sequence[Point], tape: Tape | None = None) -> Tensor:
         """(points,) the loss at each point in fp32, or one at the weights as they are."""
         sums, tokens = [], []
         for row, labels in self._placed:
-            totals = self.forward.totals(row, points, tape=tape)
+            some = [points] if tape is not None else passes(points, row.tokens.numel())
+            totals = torch.cat([self.forward.totals(row, part, tape=tape) for part in some])
             if self._by_token:
                 sums.append(-totals.sum(-1))
                 tokens.append(row.lengths.sum())
@@ -155,6 +161,24 @@ class BatchObjective(Objective):
         """The rows on the device."""
         device = self.forward.device
         return [(row.to(device), _sent(labels, device)) for row, labels in self.rows]
+
+
+def passes(points: Sequence[Point], tokens: int) -> list[Sequence[Point]]:
+    """Points by the pass that they run in, as many together as memory allows; both sides of a direction stay together.
+
+    Every pass runs the modules before the block again.
+
+    Args:
+        points: all of a step.
+        tokens: of the row that will run.
+    """
+    most = at_once(tokens)
+    return [points[a : a + most] for a in range(0, len(points), most)] or [points]
+
+
+def at_once(tokens: int) -> int:
+    """How many points of a row of so many tokens run in one pass: two at least, and an even number."""
+    return 2 * max(1, POINT_TOKENS // (2 * max(1, tokens)))
 
 
 def _sent(x: Tensor, device: torch.device) -> Tensor:

@@ -12,6 +12,7 @@ from .paper import (
     zo_momentum,
     zo_sign,
 )
+from .probes import adamezo, eggroll, fzoo, fzoo_bcd, mezo_greedy, mezo_svrg
 from .shaped import conmezo, hizoo, subzero, zo_muon
 from .table import CITATIONS, EPS, METHODS, Method, describe, get, method, specimen
 
@@ -20,8 +21,12 @@ __all__ = [
     "EPS",
     "METHODS",
     "Method",
+    "adamezo",
     "conmezo",
     "describe",
+    "eggroll",
+    "fzoo",
+    "fzoo_bcd",
     "get",
     "hizoo",
     "lozo",
@@ -32,6 +37,8 @@ __all__ = [
     "mezo_bcd",
     "mezo_bcd_adam",
     "mezo_bcd_adaptive",
+    "mezo_greedy",
+    "mezo_svrg",
     "sparse_mezo",
     "specimen",
     "subzero",

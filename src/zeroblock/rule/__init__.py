@@ -6,6 +6,10 @@ from .cone import Cone
 from .hessian import Hessian
 from .momentum import Momentum
 from .muon import Muon
+from .recall import AnchorSGD, Recall, RecallAdam
 from .sgd import SGD, Sign
 
-__all__ = ["RULES", "SGD", "Adam", "Cone", "Hessian", "Momentum", "Move", "Muon", "Rule", "Sign"]
+__all__ = [
+    "RULES", "SGD", "Adam", "AnchorSGD", "Cone", "Hessian", "Momentum", "Move", "Muon", "Recall", "RecallAdam", "Rule",
+    "Sign",
+]  # fmt: skip

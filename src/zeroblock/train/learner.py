@@ -32,6 +32,11 @@ class Learner(Protocol):
         """The number of steps taken."""
         ...
 
+    @property
+    def batches(self) -> int:
+        """How many batches the objective of the next step joins."""
+        ...
+
     def step(self, objectives: Sequence[Closure], lr: float) -> None:
         """Take one step on the mean of the objectives, one per micro-batch."""
         ...
@@ -71,6 +76,10 @@ class ZerothOrder:
     def steps(self) -> int:
         return int(self.optimizer.steps)
 
+    @property
+    def batches(self) -> int:
+        return max(1, int(self.optimizer.anchoring))
+
     def step(self, objectives: Sequence[Closure], lr: float) -> None:
         self.optimizer.param_groups[0]["lr"] = lr
         self.optimizer.step(objectives[0] if len(objectives) == 1 else objectives)
@@ -99,6 +108,7 @@ class Backpropagation:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=weight_decay)
         self.blocks: tuple[str, ...] = ("whole",)
         self.steps = 0
+        self.batches = 1
         self._listener = listener
 
     def step(self, objectives: Sequence[Closure], lr: float) -> None:

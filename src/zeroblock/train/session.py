@@ -194,7 +194,8 @@ class Session:
                 self._catch_up(evaluations, stop)
                 continue
             step = self.steps
-            self.learner.step(self.workload.objectives(batches.at(step)), lr_at(config, step))
+            batch = [i for one in range(step, step + self.learner.batches) for i in batches.at(one)]
+            self.learner.step(self.workload.objectives(batch), lr_at(config, step))
             if config.snapshot_every and self.steps % config.snapshot_every == 0:
                 self._snapshot()
 
