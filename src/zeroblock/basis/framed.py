@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 
 import torch
 from torch import Tensor
 
 from .. import ops
-from ..noise import BASIS, Distribution, Draw, Key, Rounding
-from .base import CHUNK, Alphas, Basis, Site
+from ..noise import BASIS, Distribution, Draw, Key
+from .base import CHUNK, Basis, Site
+from .held import Held
 
 
 @dataclasses.dataclass(frozen=True)
-class Framed(Basis):
+class Framed(Held):
     """Pz = gain·U z Vᵀ with z of r×r, or gain·U z with z of r×n; m×n is the tensor as a matrix.
 
     U of m×r and V of n×r have orthonormal columns: the Q of the QR decomposition of seeded normal noise, with
@@ -46,26 +46,12 @@ class Framed(Basis):
     device: torch.device
     held: Tensor | None = dataclasses.field(default=None, compare=False)
 
-    carries = True
-
-    @property
-    def size(self) -> int:
-        return math.prod(self._grid)
-
-    @property
-    def rounding(self) -> Rounding:
-        return self.site.rounding
-
     @property
     def factor_shape(self) -> tuple[int, int] | None:
         return (self.shape[1], self.rank) if self.both else None
 
     @property
-    def behind(self) -> bool:
-        return self.held is not None
-
-    @property
-    def _grid(self) -> tuple[int, int]:
+    def grid(self) -> tuple[int, int]:
         return self.rank, self.rank if self.both else self.shape[1]
 
     @functools.cached_property
@@ -78,9 +64,6 @@ class Framed(Basis):
         """V, (n, r)."""
         return self._frame(self.shape[1], 0)
 
-    def matrix(self, param: Tensor) -> tuple[int, int]:
-        return self._grid
-
     def factor(
         self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32, key: Key | None = None
     ) -> Tensor:
@@ -90,64 +73,31 @@ class Framed(Basis):
     def coordinates_(self, out: Tensor, key: Key, scale: float, share: float = 1.0) -> Tensor:
         """out ← share·gain·U (B + scale·z), (m, r) of any dtype."""
         share *= self.gain
-        z = ops.fill_(self._new(), self._draw(key), share * scale, start=self.held, decay=share)
+        z = ops.fill_(self.new(self.device), self.draw(key), share * scale, start=self.held, decay=share)
         return out.copy_(self._between(z))
 
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
         bits = key.to(probe=key.probe + 1)  # other rounding bits than the update's, which are those of probe 0
-        z, flip = ops.fill_(self._new(), self._draw(key), eps, start=self.held), eps < 0
+        z, flip = ops.fill_(self.new(self.device), self.draw(key), eps, start=self.held), eps < 0
         if self.both:
-            self._write_(copy, z, 1.0, bits, 1.0, flip)
+            self.write_(copy, z, 1.0, bits, 1.0, flip)
             return copy
         m, n = self.shape
         rows = max(1, 4096 // n, min(CHUNK // n, m // 16))  # a sixteenth of a large tensor at most
         for a in range(0, m, rows):
             part, lifted = copy.view(-1)[a * n : (a + rows) * n], self.left[a : a + rows] @ z
-            ops.add_(part, lifted, self.gain, self._draw(bits).at(a * n), rounding=self.rounding, flip=flip)
+            ops.add_(part, lifted, self.gain, self.draw(bits).at(a * n), rounding=self.rounding, flip=flip)
         return copy
-
-    def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float) -> None:
-        if decay == 1.0 and not isinstance(alphas, Tensor) and not any(alphas):
-            return
-        if self.held is not None:
-            ops.add_noise_(self.held, self._draw(key), alphas)
-            return
-        self._write_(param, ops.fill_(self._new(), self._draw(key), alphas), 1.0, key, decay)
-
-    def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
-        return ops.fill_(self._new(), self._draw(key)).view(-1)[span]
-
-    def lift_(self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float) -> None:
-        z = delta.view(self._grid)
-        if self.held is not None:
-            self.held.add_(z, alpha=alpha)
-            return
-        self._write_(param, z, alpha, key, decay)
 
     def transport(self, state: Tensor, old: Basis) -> Tensor:
         """The part of an old step that lies between the new frames: (UᵀU_old) z (V_oldᵀV)."""
         assert isinstance(old, Framed)  # the same subspace made both
-        z = self.left.T @ old.left @ state.view(self._grid)
+        z = self.left.T @ old.left @ state.view(self.grid)
         return (z @ (old.right.T @ self.right) if self.both else z).reshape(-1)
 
-    def holding(self, held: Tensor | None) -> Framed:
-        return dataclasses.replace(self, held=held)
-
     def empty(self, device: torch.device) -> Tensor | None:
-        return self._new().zero_() if self.both else None
-
-    def fold_(self, param: Tensor, key: Key) -> None:
-        """W ← W + gain·U B Vᵀ, B ← 0."""
-        assert self.held is not None
-        self._write_(param, self.held, 1.0, key, 1.0)
-        self.held.zero_()
-
-    def _draw(self, key: Key) -> Draw:
-        return Draw(key, self.site.offset, self.site.distribution)
-
-    def _new(self) -> Tensor:
-        return torch.empty(self._grid, dtype=torch.float32, device=self.device)
+        return super().empty(device) if self.both else None
 
     def _frame(self, rows: int, probe: int) -> Tensor:
         draw = Draw(self.key.to(stream=BASIS, probe=probe), self.site.offset, Distribution.NORMAL)
@@ -160,9 +110,9 @@ class Framed(Basis):
         out = torch.zeros((self.shape[0], self.rank), dtype=torch.float32, device=self.device)
         return ops.add_outer_(out, self.left, z.T, 1.0, Draw(self.key))
 
-    def _write_(self, param: Tensor, z: Tensor, alpha: float, key: Key, decay: float, flip: bool = False) -> None:
+    def write_(self, param: Tensor, z: Tensor, alpha: float, key: Key, decay: float, flip: bool = False) -> None:
         """W ← decay·W + alpha·gain·U z Vᵀ, or of U z."""
         left, right = (self._between(z), self.right) if self.both else (self.left, z.T)
         ops.add_outer_(
-            param, left, right, alpha * self.gain, self._draw(key), decay=decay, rounding=self.rounding, flip=flip
+            param, left, right, alpha * self.gain, self.draw(key), decay=decay, rounding=self.rounding, flip=flip
         )

@@ -22,12 +22,15 @@ ABOUT = {
     "lozo": "weights, low-rank factors",
     "mezo_bcd_adam": "as mezo_bcd, and two moments of a block",
     "mezo_adam": "as mezo, and two moments of all weights",
+    "ft": "weights, gradients, Adam's moments, activations",
+}
+CHOSEN = {
     "hizoo": "as mezo, and the curvature of all weights",
     "conmezo": "as mezo, and a momentum of all weights",
     "subzero": "as mezo, and two frames per matrix",
     "zo_muon": "as mezo, and a frame per matrix",
-    "ft": "weights, gradients, Adam's moments, activations",
 }
+"""Methods that are shown if the run takes them, so that the plan stays on one screen."""
 
 
 @settings()
@@ -114,7 +117,9 @@ def _methods(found: Forecast) -> Any:
         sheet.add_column(name, justify="right" if "," in name else "left", no_wrap=True, min_width=width or None)
     for one in found.memory:
         mark = "▸ " if one.method == found.config.method else "  "
-        about = f"[dim]{ABOUT.get(one.method, '')}[/dim]"
+        if not mark.strip() and one.method in CHOSEN:
+            continue
+        about = f"[dim]{(ABOUT | CHOSEN).get(one.method, '')}[/dim]"
         sheet.add_row(mark + one.method, size(one.cpu), size(one.gpu), about, style="bold" if mark.strip() else "")
     return sheet
 

@@ -81,8 +81,8 @@ class Cone(Rule):
 
 def length(tensors: Sequence[Tensor]) -> float:
     """‖x‖ of all tensors together; summed in fp64 and rounded to fp32, so that the order of the sum hardly matters."""
-    squares = 0.0
-    for x in tensors:
-        piece = max(4096, min(CHUNK, x.numel() // 16))
-        squares += float(sum(part.double().square_().sum() for part in x.split(piece)))
-    return float(torch.tensor(math.sqrt(squares), dtype=torch.float32))
+    pieces = [part for x in tensors for part in x.split(max(4096, min(CHUNK, x.numel() // 16)))]
+    if not pieces:
+        return 0.0
+    squares = torch.stack([part.double().square_().sum().to(pieces[0].device) for part in pieces])
+    return float(squares.sum().sqrt().float())

@@ -1,0 +1,96 @@
+"""Bases whose coordinates are one small matrix, in which steps can be held."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..noise import Draw, Key, Rounding
+from .base import Alphas, Basis, Site
+
+
+class Held(Basis):
+    """Pz for z of a small matrix; a frozen dataclass with these two fields.
+
+    With ``held``, B in fp32, steps move B and not the tensor W, which they would have to write whole: θ is W + PB
+    until :meth:`fold_` makes it W again.
+    """
+
+    site: Site
+    """Where the tensor lies."""
+    held: Tensor | None
+    """B, where steps are held."""
+
+    carries = True
+
+    @property
+    @abc.abstractmethod
+    def grid(self) -> tuple[int, int]:
+        """The shape of the coordinates."""
+
+    @abc.abstractmethod
+    def write_(self, param: Tensor, z: Tensor, alpha: float, key: Key, decay: float, flip: bool = False) -> None:
+        """W ← decay·W + alpha·Pz; ``key`` addresses the rounding bits, which ``flip`` complements."""
+
+    def update_key(self, key: Key) -> Key:
+        """Where the update draws z: where the measurement did."""
+        return key
+
+    @property
+    def size(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def rounding(self) -> Rounding:
+        return self.site.rounding
+
+    @property
+    def behind(self) -> bool:
+        return self.held is not None
+
+    def matrix(self, param: Tensor) -> tuple[int, int]:
+        return self.grid
+
+    def draw(self, key: Key) -> Draw:
+        """The noise at an address, from the tensor's offset."""
+        return Draw(key, self.site.offset, self.site.distribution)
+
+    def new(self, device: torch.device) -> Tensor:
+        """Room for coordinates, in fp32, whatever torch's default dtype."""
+        return torch.empty(self.grid, dtype=torch.float32, device=device)
+
+    def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float) -> None:
+        if decay == 1.0 and not isinstance(alphas, Tensor) and not any(alphas):
+            return
+        draw = self.draw(self.update_key(key))
+        if self.held is not None:
+            ops.add_noise_(self.held, draw, alphas)
+            return
+        self.write_(param, ops.fill_(self.new(param.device), draw, alphas), 1.0, key, decay)
+
+    def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
+        return ops.fill_(self.new(param.device), self.draw(self.update_key(key))).view(-1)[span]
+
+    def lift_(self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float) -> None:
+        z = delta.view(self.grid)
+        if self.held is not None:
+            self.held.add_(z, alpha=alpha)
+            return
+        self.write_(param, z, alpha, key, decay)
+
+    def holding(self, held: Tensor | None) -> Self:
+        return dataclasses.replace(self, held=held)  # type: ignore[type-var]
+
+    def empty(self, device: torch.device) -> Tensor | None:
+        return self.new(device).zero_()
+
+    def fold_(self, param: Tensor, key: Key) -> None:
+        """W ← W + PB, B ← 0."""
+        assert self.held is not None
+        self.write_(param, self.held, 1.0, key, 1.0)
+        self.held.zero_()
