@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .journal import load, unload
     from .method import (
         METHODS,
+        adalezo,
+        lezo,
         lozo,
         lozo_m,
         mezo,
@@ -39,7 +41,18 @@ if TYPE_CHECKING:
     from .record import Record
     from .rerun import replay
     from .rule import SGD, Adam, Momentum, Sign
-    from .schedule import Adaptive, Ascending, Descending, FlipFlop, Shuffled, Uniform
+    from .schedule import (
+        Adaptive,
+        Ascending,
+        Bandit,
+        Descending,
+        Economical,
+        FlipFlop,
+        Proportional,
+        Shuffled,
+        Subset,
+        Uniform,
+    )
     from .subspace import Bernoulli, Full, LowRank, Sparse
 
 _MODULES = {
@@ -48,7 +61,7 @@ _MODULES = {
     "errors": "ZeroBlockError ZeroBlockWarning",
     "estimator": "OneSided Replay TwoSided",
     "journal": "load unload",
-    "method": "METHODS lozo lozo_m mezo mezo_adam mezo_bcd mezo_bcd_adam mezo_bcd_adaptive sparse_mezo "
+    "method": "METHODS adalezo lezo lozo lozo_m mezo mezo_adam mezo_bcd mezo_bcd_adam mezo_bcd_adaptive sparse_mezo "
     "zo_momentum zo_sign",
     "noise": "Distribution Draw Key RandomMask Rounding SmallMask",
     "ops": "add_noise_ normal perturb perturb_pair",
@@ -56,7 +69,7 @@ _MODULES = {
     "record": "Record",
     "rerun": "replay",
     "rule": "SGD Adam Momentum Sign",
-    "schedule": "Adaptive Ascending Descending FlipFlop Shuffled Uniform",
+    "schedule": "Adaptive Ascending Bandit Descending Economical FlipFlop Proportional Shuffled Subset Uniform",
     "subspace": "Bernoulli Full LowRank Sparse",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -1,5 +1,6 @@
 """Methods: each is a name, a citation and one expression over the five parts."""
 
+from .layers import adalezo, lezo
 from .paper import (
     lozo,
     lozo_m,
@@ -19,8 +20,10 @@ __all__ = [
     "EPS",
     "METHODS",
     "Method",
+    "adalezo",
     "describe",
     "get",
+    "lezo",
     "lozo",
     "lozo_m",
     "method",
