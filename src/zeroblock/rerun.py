@@ -85,7 +85,8 @@ def _leap(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None
         for block, factor in turn.active:  # every block has its own learning rate
             visits[block].append(record if factor == 1 else dataclasses.replace(record, lr=record.lr * factor))
         turn = optimizer.turns.after(turn, record)
-    fused.advance(optimizer, visits, report)
+    share = len(records) / sum(map(len, visits.values()))  # a step of several blocks is among the visits of each
+    fused.advance(optimizer, visits, lambda done: report(share * done))
     optimizer.enter(turn)
     optimizer.skipping.run, optimizer.record = 0, records[-1]
 
