@@ -24,7 +24,7 @@ def base(name: str) -> torch.nn.Module:
 def test_there_is_one_of_every_method_in_fp32_and_bf16() -> None:
     assert {f"{name}.{kind}" for name in zb.METHODS for kind in ("fp32", "bf16")} <= set(EXPECTED)
     assert sorted(EXPECTED) == sorted([*NAMES, "export"])
-    assert sum(file.stat().st_size for file in FOLDER.iterdir()) < 100_000
+    assert sum(file.stat().st_size for file in FOLDER.iterdir()) < 150_000
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,7 @@ from ..errors import ZeroBlockError
 from ..noise import SCHEDULE, Key
 from ..ops import uniform
 from .adaptive import check, softmax
-from .base import SCHEDULES, Blind, Weighing, floored, located, permutation
+from .base import SCHEDULES, Blind, Weighing, located, permutation
 
 
 @SCHEDULES.register
@@ -70,8 +70,9 @@ class Bandit(Weighing):
 
     def probabilities(self, scores: list[float]) -> list[float]:
         """The probability of each block under these scores, in one draw."""
-        top = max(scores)
-        return floored(softmax([z / top if top > 1e-6 else z for z in scores], self.temperature), self.floor)
+        top, n = max(scores), len(scores)
+        preferred = softmax([z / top if top > 1e-6 else z for z in scores], self.temperature)
+        return [(1 - self.floor) * q + self.floor / n for q in preferred]
 
     def choose(self, turn: int, n: int, seed: int, scores: list[float]) -> dict[int, float]:
         p, k = self.probabilities(scores), self.most(n)
