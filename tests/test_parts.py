@@ -71,7 +71,7 @@ def test_host(kind: str, cls: type, dtype: torch.dtype) -> None:
         before = snapshot(model)
         losses = host.measure(optimizer.plan(), Called(next_token(model))).losses.tolist()
         assert same(snapshot(model), before)
-        active = set(optimizer.blocks[optimizer.block].params)
+        active = {name for block, _ in optimizer.turn.active for name in optimizer.blocks[block].params}
         optimizer.step(next_token(model))
         assert optimizer.record is not None
         assert list(optimizer.record.losses) == losses

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from .journal import load, unload
     from .method import (
         METHODS,
+        adalezo,
         adamezo,
         conmezo,
         eggroll,
         fzoo,
         fzoo_bcd,
         hizoo,
+        lezo,
         lozo,
         lozo_m,
         mezo,
@@ -49,7 +51,18 @@ if TYPE_CHECKING:
     from .record import Record
     from .rerun import replay
     from .rule import SGD, Adam, AnchorSGD, Cone, Hessian, Momentum, Muon, RecallAdam, Sign
-    from .schedule import Adaptive, Ascending, Descending, FlipFlop, Shuffled, Uniform
+    from .schedule import (
+        Adaptive,
+        Ascending,
+        Bandit,
+        Descending,
+        Economical,
+        FlipFlop,
+        Proportional,
+        Shuffled,
+        Subset,
+        Uniform,
+    )
     from .subspace import Bernoulli, Frames, Full, LowRank, Outer, Sparse
 
 _MODULES = {
@@ -58,15 +71,15 @@ _MODULES = {
     "errors": "ZeroBlockError ZeroBlockWarning",
     "estimator": "Anchored Curvature Greedy OneSided Replay Standardized TwoSided",
     "journal": "load unload",
-    "method": "METHODS adamezo conmezo eggroll fzoo fzoo_bcd hizoo lozo lozo_m mezo mezo_adam mezo_bcd mezo_bcd_adam "
-    "mezo_bcd_adaptive mezo_greedy mezo_svrg sparse_mezo subzero zo_momentum zo_muon zo_sign",
+    "method": "METHODS adalezo adamezo conmezo eggroll fzoo fzoo_bcd hizoo lezo lozo lozo_m mezo mezo_adam mezo_bcd "
+    "mezo_bcd_adam mezo_bcd_adaptive mezo_greedy mezo_svrg sparse_mezo subzero zo_momentum zo_muon zo_sign",
     "noise": "Distribution Draw Key RandomMask Rounding SmallMask",
     "ops": "add_noise_ normal perturb perturb_pair",
     "optimizer": "ZeroOrder",
     "record": "Record",
     "rerun": "replay",
     "rule": "SGD Adam AnchorSGD Cone Hessian Momentum Muon RecallAdam Sign",
-    "schedule": "Adaptive Ascending Descending FlipFlop Shuffled Uniform",
+    "schedule": "Adaptive Ascending Bandit Descending Economical FlipFlop Proportional Shuffled Subset Uniform",
     "subspace": "Bernoulli Frames Full LowRank Outer Sparse",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}

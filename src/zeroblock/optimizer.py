@@ -5,6 +5,7 @@ c = (L(θ + εPz) - L(θ - εPz)) / 2ε        δ = rule(c·z)        θ ← θ 
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -44,7 +45,8 @@ class ZeroOrder(torch.optim.Optimizer):
 
     Args:
         model: its trainable parameters are optimized; fp32, fp64, fp16 or bf16.
-        lr: learning rate; ``param_groups`` hold it, so ``torch.optim.lr_scheduler`` works.
+        lr: learning rate; ``param_groups`` hold it, so ``torch.optim.lr_scheduler`` works. A schedule may weigh steps;
+            records hold the product.
         partition: cuts the model into blocks: ``whole``, ``layers``, ``linears``, or a list of blocks.
         schedule: which block is active in a turn.
         subspace: where in the block directions are drawn.
@@ -147,7 +149,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self._queue = Queue(self._tell)
         self._state = State(
             self.state, self.rule.state, self.rule.carried, self.rule.reset, self.rule.dtype, self.weights.basis,
-            capacity=self.weights.largest_size,
+            capacity=lambda: self.weights.largest_size(self.turns.most),
         )  # fmt: skip
         self._settled = False
         """Settled between folds, or a fold failed: no further steps."""
@@ -174,7 +176,8 @@ class ZeroOrder(torch.optim.Optimizer):
                 f"weight_decay was {self.weight_decay} and is {now} now, which records would not show: "
                 "build another optimizer, whose steps begin a journal of their own"
             )
-        lr = float(self.param_groups[0]["lr"])
+        taken = self.estimator.recall(self.steps)
+        lr = float(self.param_groups[0]["lr"]) * self.turn.weight if taken is None else taken.lr
         return Plan(
             self.turn, lr, self.weights, self.members, self.estimator.at(self.age), self.rule, self._state, self.clip,
             self.weight_decay, self.decays,
@@ -202,7 +205,7 @@ class ZeroOrder(torch.optim.Optimizer):
             self.flush()  # steps submitted before this one come first
         if self.turns.due(self.turn):  # an error kept the last step from entering it
             self.enter(self.turns.entered(self.turn))
-        if self.watch.check(self.block, fresh=not self.steps):  # on another device now
+        if any(self.watch.check(block, fresh=not self.steps) for block, _ in self.turn.active):  # on another device now
             self.weights.held.clear()
             self.enter(self.turn)
         if self.anchoring:
@@ -256,8 +259,10 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def enter(self, turn: Turn) -> None:
         """Stand before a step; the weights are those of that step already."""
-        members = self.weights.members(turn.block, turn.number)  # first: if it fails, nothing has changed
-        self.turn, self.members = turn, members
+        each = [
+            self.weights.members(block, turn.number) for block, _ in turn.active
+        ]  # if it fails, nothing has changed
+        self.turn, self.members = turn, tuple(itertools.chain.from_iterable(each))
         self._state.enter(turn.number)
 
     @without_gradients
@@ -292,6 +297,8 @@ class ZeroOrder(torch.optim.Optimizer):
             "restore": self.restore,
             "steps": self.steps,
             "block": self.block,
+            "weight": self.turn.weight,
+            "others": [list(other) for other in self.turn.others],
             "blocks": [(block.name, *block.params) for block in self.blocks],
             "skipped": self.skipping.skipped,
             "run_of_bad": self.skipping.run,
@@ -332,7 +339,9 @@ class ZeroOrder(torch.optim.Optimizer):
         self._settled = False
         self._state.forget()
         steps = state_dict["steps"]
-        self.enter(Turn(steps, steps // self.interval, state_dict["block"], tuple(state_dict["scores"])))
+        weight, others = state_dict.get("weight", 1.0), tuple(map(tuple, state_dict.get("others", ())))
+        turn = Turn(steps, steps // self.interval, state_dict["block"], tuple(state_dict["scores"]), weight, others)
+        self.enter(turn)
         for name, held in self.weights.held.items():  # where they are: captured steps know the address
             saved = state_dict.get("held", {}).get(name)
             held.zero_() if saved is None else held.copy_(saved)

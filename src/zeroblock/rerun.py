@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from collections import defaultdict
@@ -62,21 +63,16 @@ def _folds(records: list[Record], size: int) -> Iterator[tuple[bool, list[Record
 def _walk(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None:
     """Step after step, as the run did."""
     live, patience, listener = optimizer.estimator, optimizer.patience, optimizer.listener
-    rates = [group["lr"] for group in optimizer.param_groups]
     optimizer.estimator = Replay(records, live)
     optimizer.patience = sys.maxsize  # a run that gave up can be rebuilt
     optimizer.listener = None  # these steps are known
     try:
         for done, record in enumerate(records):
             _check(record, optimizer.block)
-            for group in optimizer.param_groups:
-                group["lr"] = record.lr
             optimizer.step()
             report(done + 1)
     finally:
         optimizer.estimator, optimizer.patience, optimizer.listener = live, patience, listener
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
 
 
 def _leap(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None:
@@ -86,9 +82,11 @@ def _leap(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None
     visits: dict[int, list[Record]] = defaultdict(list)
     for record in records:
         _check(record, turn.block)
-        visits[record.block].append(record)
+        for block, factor in turn.active:  # every block has its own learning rate
+            visits[block].append(record if factor == 1 else dataclasses.replace(record, lr=record.lr * factor))
         turn = optimizer.turns.after(turn, record)
-    fused.advance(optimizer, visits, report)
+    share = len(records) / sum(map(len, visits.values()))  # a step of several blocks is among the visits of each
+    fused.advance(optimizer, visits, lambda done: report(share * done))
     optimizer.enter(turn)
     optimizer.skipping.run, optimizer.record = 0, records[-1]
 

@@ -278,7 +278,7 @@ class Plan:
         turn: which step of which turn, on which block.
         lr: learning rate.
         weights: the tensors of every block.
-        members: those of the active block.
+        members: those of the active blocks, block after block.
         estimator: from losses to coefficients.
         rule: from coefficients to a step.
         state: the rule's.
@@ -303,11 +303,11 @@ class Plan:
     @functools.cached_property
     def directions(self) -> tuple[Direction, ...]:
         """One per probe, from θ and, where the estimator wants them, from the anchor."""
-        paired = not self.rule.state  # moments take enough memory
+        paired, several = not self.rule.state, bool(self.turn.others)  # moments take enough memory
         keys = [self.key.to(probe=probe) for probe in range(self.estimator.probes)]
         shaped = self.rule.shaped(self.members, self.state)
         origins = (shaped, self.weights.anchored(shaped)) if self.estimator.anchored else (shaped,)
-        return tuple(self.weights.direction(key, members, paired) for members in origins for key in keys)
+        return tuple(self.weights.direction(key, members, paired, several) for members in origins for key in keys)
 
     @functools.cached_property
     def points(self) -> tuple[Point, ...]:
@@ -328,13 +328,14 @@ class Plan:
             and self.weights.restore == "copy"
             and not self.weight_decay
             and self.weights.capturable
+            and all(factor == 1 for _, factor in self.turn.others)  # a captured step has one learning rate
         )
 
     @property
     def memory(self) -> tuple[object, ...]:
         """The estimator, clip, the block, and the addresses and numbers that are fixed in a captured step."""
         places = ((member.param.data_ptr(), *member.basis.memory()) for member in self.members)
-        return (self.estimator, self.clip, self.turn.block, *places, *self.state.memory(self.members))
+        return (self.estimator, self.clip, self.turn.block, self.turn.others, *places, *self.state.memory(self.members))
 
     def clocked(self, clock: Tensor) -> Plan:
         """The same plan with its noise addressed by a clock on the device; see :class:`noise.Key`."""
@@ -358,8 +359,10 @@ class Plan:
     def update(self, coeffs: Sequence[float], curvatures: Sequence[float] = ()) -> None:
         """θ ← θ - lr·Pδ, with coefficients (and curvatures, where they are measured) on the host."""
         shares = [c / len(coeffs) for c in clamped(coeffs, self.clip)]
-        move = Move(self.key, shares, self.lr, self._decay, curvatures=curvatures)
-        self.rule.update_(self.members, self.state, move)
+        for factor, members in self.weights.grouped(self.members, self.turn.active):
+            lr = self.lr * factor
+            move = Move(self.key, shares, lr, functools.partial(self._decay, lr), curvatures=curvatures)
+            self.rule.update_(members, self.state, move)
         self.state.wind()
 
     def update_on_device(self, coeffs: Tensor, lr: Tensor, live: Tensor) -> None:
@@ -373,11 +376,12 @@ class Plan:
         taken = coeffs.isfinite().all() & (live != 0)
         clipped = coeffs if self.clip is None else coeffs.clamp(-self.clip, self.clip)
         shares = torch.where(taken, clipped / len(coeffs), 0.0)
-        self.rule.update_(self.members, self.state, Move(self.key, shares, lr, self._decay, taken))
+        decay = functools.partial(self._decay, self.lr)
+        self.rule.update_(self.members, self.state, Move(self.key, shares, lr, decay, taken))
 
-    def _decay(self, member: Member) -> float:
+    def _decay(self, lr: float, member: Member) -> float:
         decays = self.weight_decay and self.decays(member.name, member.param)
-        return 1 - self.lr * self.weight_decay if decays else 1.0
+        return 1 - lr * self.weight_decay if decays else 1.0
 
     def record(self, numbers: Numbers) -> Record:
         """The step's record; ``numbers`` are on the host."""

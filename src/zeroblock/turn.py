@@ -29,14 +29,23 @@ class Turn:
     Args:
         step: number of steps taken so far.
         number: number of the turn that ``block`` was chosen for.
-        block: index of the active block.
+        block: index of the active block; of the one that records name, if there are several.
         scores: one number per block, from which a schedule that learns chooses.
+        weight: factor on the learning rate, by which the schedule corrects for its choice.
+        others: further active blocks, each with a factor on the learning rate of ``block``.
     """
 
     step: int
     number: int
     block: int
     scores: tuple[float, ...]
+    weight: float = 1.0
+    others: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def active(self) -> tuple[tuple[int, float], ...]:
+        """All active blocks, each with a factor on the learning rate that the step's record names."""
+        return ((self.block, 1.0), *self.others)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +84,22 @@ class Turns:
     def entered(self, turn: Turn) -> Turn:
         """The same step, in the turn that it belongs to: a new block where a turn begins."""
         number = turn.step // self.interval
-        block = self.schedule.pick(number, self.blocks, self.seed, list(turn.scores))
-        return dataclasses.replace(turn, number=number, block=block)
+        (block, weight), *others = self._chosen(number, list(turn.scores)).items()
+        factors = tuple((other, its / weight) for other, its in others)
+        return dataclasses.replace(turn, number=number, block=block, weight=weight, others=factors)
+
+    def _chosen(self, number: int, scores: list[float]) -> dict[int, float]:
+        """The blocks of a turn, each with its weight."""
+        choose = getattr(self.schedule, "choose", None)
+        if choose is None:
+            return {self.schedule.pick(number, self.blocks, self.seed, scores): 1.0}
+        chosen: dict[int, float] = choose(number, self.blocks, self.seed, scores)
+        return chosen
+
+    @property
+    def most(self) -> int:
+        """The largest number of blocks in a turn."""
+        return self.schedule.most(self.blocks) if hasattr(self.schedule, "most") else 1
 
     def counted(self, turn: Turn) -> Turn:
         """One step later, with the block of the next turn not chosen yet."""
@@ -87,9 +110,10 @@ class Turns:
         return turn.number != turn.step // self.interval
 
     def observed(self, turn: Turn, block: int, coeffs: Sequence[float]) -> Turn:
-        """After the schedule has seen the coefficients measured on a block."""
+        """After the schedule has seen the coefficients measured on a block, and on the others of its turn."""
         scores = list(turn.scores)
-        self.schedule.observe(scores, block, clamped(coeffs, self.clip))
+        for active in (block, *(other for other, _ in turn.others)):
+            self.schedule.observe(scores, active, clamped(coeffs, self.clip))
         return dataclasses.replace(turn, scores=tuple(scores))
 
     def after(self, turn: Turn, record: Record | None = None) -> Turn:

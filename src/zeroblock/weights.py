@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Sequence, Sized
 from typing import Literal
@@ -117,18 +118,32 @@ class Weights:
         """The tensors of the active block with directions from the anchor."""
         return tuple(member._replace(basis=Elsewhere(member.basis, self.anchor[member.name])) for member in members)
 
-    def direction(self, key: Key, members: Sequence[Member], paired: bool) -> Direction:
-        """The line θ + s·Pz in the way that suits the model."""
+    def grouped(
+        self, members: Sequence[Member], active: Sequence[tuple[int, float]]
+    ) -> list[tuple[float, Sequence[Member]]]:
+        """The members of active blocks by the factor on their learning rate: one group, unless the factors differ.
+
+        Args:
+            members: of all active blocks, block after block.
+            active: the blocks, each with its factor.
+        """
+        if all(factor == 1 for _, factor in active):
+            return [(1.0, members)]
+        rest = iter(members)
+        return [(factor, list(itertools.islice(rest, len(self.blocks[b].params)))) for b, factor in active]
+
+    def direction(self, key: Key, members: Sequence[Member], paired: bool, several: bool = False) -> Direction:
+        """The line θ + s·Pz in the way that suits the model; ``several`` says that members are of several blocks."""
         if self.restore == "subtract":
             return Subtracted(key, members, paired)
-        if len(self.blocks) > 1 or self.opaque:
+        if (len(self.blocks) > 1 and not several) or self.opaque:
             return Swapped(key, members, paired)
         return JustInTime(key, members, paired, self.largest_layer)
 
-    def largest_size(self) -> int:
-        """Number of coordinates of the block that has most."""
+    def largest_size(self, blocks: int = 1) -> int:
+        """Number of coordinates of so many blocks, of those that have most."""
         sizes = (sum(member.basis.size for member in self.members(b, 0)) for b in range(len(self.blocks)))
-        return max(sizes)
+        return sum(sorted(sizes, reverse=True)[:blocks])
 
     def numel(self, block: int) -> int:
         """How many weights a block has."""

@@ -280,6 +280,7 @@ class Replay:
         self.rule, self.subspace = self.method["rule"], self.method["subspace"]
         self.state: dict[str, dict[str, Any]] = {}
         self.held: dict[str, np.ndarray] = {}
+        self.scores, self.turn = [0.0] * len(self.blocks), dict[int, float]()
         self.steps = 0
         self.thresholds = {}
         if self.subspace["name"] == "Sparse" and self.subspace["keep"] != 1:
@@ -382,10 +383,46 @@ class Replay:
         drawn = words(self.at(first, 0, 1), self.offsets[name], self.weights[name].size)
         return drawn <= math.ceil(keep * 2**32) - 1
 
+    # several blocks
+
+    def uniform(self, turn: int, probe: int, n: int) -> list[float]:
+        return [int(word) / 2**32 for word in words(self.at(turn, probe, 2), 0, n)]
+
+    def active(self, turn: int) -> dict[int, float] | None:
+        """The blocks of a turn with their weights; None where the record names the only one."""
+        schedule, n = self.method["schedule"], len(self.blocks)
+        if schedule["name"] == "Subset":
+            drawn = self.uniform(turn, 0, n)
+            return dict.fromkeys(sorted(range(n), key=drawn.__getitem__)[: max(1, round(schedule["keep"] * n))], 1.0)
+        if schedule["name"] != "Bandit":
+            return None
+        top, floor, k = max(self.scores), schedule["floor"], max(1, int(schedule["keep"] * n))
+        x = [z / top if top > 1e-6 else z for z in self.scores]
+        e = [math.exp((one - max(x)) / schedule["temperature"]) for one in x]
+        p = [(1 - floor) * (one / math.fsum(e)) + floor / n for one in e]
+        weights: dict[int, float] = {}
+        for u in self.uniform(turn, 1, k):
+            total, block = p[0], 0
+            while u >= total and block < n - 1:
+                block += 1
+                total += p[block]
+            weights[block] = weights.get(block, 0) + 1
+        return {block: count * min(schedule["limit"], 1 / (k * p[block])) for block, count in weights.items()}
+
+    def learn(self, coeffs: Sequence[float]) -> None:
+        if self.method["schedule"]["name"] == "Bandit":
+            decay = self.method["schedule"]["decay"]
+            for block in self.turn:
+                self.scores[block] = decay * (sum(map(abs, coeffs)) / len(coeffs)) + (1 - decay) * self.scores[block]
+
     # steps
 
     def step(self, record: Step) -> None:
-        step, block = self.steps, self.blocks[record.block]
+        step = self.steps
+        if step % self.interval == 0:
+            self.turn = self.active(step // self.interval) or {record.block: 1.0}
+            assert next(iter(self.turn)) == record.block
+        block = [name for index in self.turn for name in self.blocks[index]]
         if (self.rule.get("reset") or self.rule["name"] == "AnchorSGD") and step % self.interval == 0:
             self.state.clear()
         if self.method["restore"] == "subtract":
@@ -395,8 +432,10 @@ class Replay:
             share = [max(-clip, min(clip, c)) / len(record.coeffs) for c in record.coeffs]
             self.pull = self.leaning(block, step) if self.rule["name"] == "Cone" else 0.0
             self.curvatures = record.curvatures
-            for name in block:
-                self.move(name, step, record.lr, share)
+            for index, weight in self.turn.items():
+                for name in self.blocks[index]:
+                    self.move(name, step, record.lr * (weight / self.turn[record.block]), share)
+            self.learn([max(-clip, min(clip, c)) for c in record.coeffs])
         self.steps += 1
         if self.fold > 1 and self.steps % self.fold == 0:
             self.fold_in(block)

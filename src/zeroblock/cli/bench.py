@@ -172,6 +172,44 @@ def run(
 
 
 @app.command()
+def cost(
+    task: Annotated[str, typer.Option(help="The task whose examples are measured.")],
+    model: Model,
+    method: Annotated[str, typer.Option(help="A method of blocks.")] = "mezo_bcd",
+    batch_size: BatchSize = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Steps per block; their median counts.")] = 5,
+    data: Data = None,
+    encoded: EncodedFile = None,
+    tokenizer: Tokenizer = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    graphs: Graphs = "auto",
+    hold: Annotated[bool, typer.Option("--hold", help="Also time steps that reuse the block's prefix.")] = False,
+    json: Json = False,
+    csv: Csv = None,
+) -> None:
+    """Measure a step on every block, beside the prediction from a few of them that economical schedules use."""
+    from dataclasses import asdict
+
+    from .. import model as models
+    from ..bench import cost as costs
+    from ..bench import row as rows_of
+
+    where = models.place(device)
+    if csv is not None:
+        rows_of.append(csv, [], costs.CostRow)
+    pool = _pool(task, model, data, encoded, tokenizer, 0)
+    config: Any = models.skeleton(model).config
+    _check(pool, config, task)
+    loaded = _model(model, where, dtype)
+    pool = pool.folded(int(config.vocab_size))
+    rows = costs.table(loaded, pool, (model, task), method, batch_size, rounds, _graphs(graphs), hold)
+    if csv is not None:
+        rows_of.append(csv, rows, costs.CostRow)
+    typer.echo(jsonlib.dumps([asdict(row) for row in rows], indent=2) if json else costs.text(rows))
+
+
+@app.command()
 def encode(
     task: Tasks,
     out: Annotated[Path, typer.Option(help="A .jsonl file, or a folder for TASK.jsonl.")],

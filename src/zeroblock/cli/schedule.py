@@ -13,7 +13,10 @@ from ..errors import ZeroBlockError, warn_renamed
 def schedule(
     schedule: Annotated[
         str | None,
-        typer.Option(help="random (or shuffled), flip-flop, ascending, descending, uniform or adaptive. [random]"),
+        typer.Option(
+            help="random (or shuffled), flip-flop, ascending, descending, uniform, adaptive, proportional, economical, "
+            "subset or bandit. [random]"
+        ),
     ] = None,
     blocks: Annotated[int, typer.Option(min=1, help="Number of blocks N.")] = 5,
     turns: Annotated[int, typer.Option(min=0, help="Number of turns to print.")] = 20,
@@ -23,7 +26,8 @@ def schedule(
 ) -> None:
     """Print the sequence of block indices; block 0 is nearest to the input.
 
-    The adaptive schedule depends on the coefficients that a run measures. Here it has seen none.
+    Schedules that learn depend on the coefficients that a run measures. Here they have seen none. economical takes
+    costs, one per block, after a colon: economical:2,1,0.5.
     """
     from ..schedule import by_name
 

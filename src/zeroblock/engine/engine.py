@@ -19,6 +19,7 @@ from ..task.encoding import Encoded
 from . import bridge, trial
 from .forward import Forward
 from .fuse import find
+from .held import Prefix
 from .objective import BatchObjective, Over, Reduction
 from .pack import Padded, Row, cost, pack, pad, split
 
@@ -57,12 +58,20 @@ class Engine(Forward):
         max_tokens: of a row; longer batches are split, with the same losses.  By default there is no limit on
             the CPU and one of 4,096 on a GPU.
         graphs: whether to capture steps as CUDA graphs; by default where it pays.
+        hold: whether consecutive steps on one objective and one block share what the layers before the block compute;
+            the losses are the same to the bit. Captured steps do not. Do not edit weights through ``.data`` in between.
     """
 
     why = Renamed("reason")
 
     def __init__(
-        self, model: nn.Module, *, fork: bool = True, max_tokens: int | None = None, graphs: bool | None = None
+        self,
+        model: nn.Module,
+        *,
+        fork: bool = True,
+        max_tokens: int | None = None,
+        graphs: bool | None = None,
+        hold: bool = False,
     ) -> None:
         if max_tokens is not None and max_tokens < 1:
             raise ZeroBlockError(f"max_tokens must be at least 1, got {max_tokens}")
@@ -78,6 +87,9 @@ class Engine(Forward):
         self.graphs = Graphs() if self.forked and (on_gpu if graphs is None else graphs) else None
         if self.graphs is not None:
             self.cuts = trial.cuts(self, self._multiples(0))
+        if hold and self.forked:
+            cuts = self.cuts or trial.cuts(self, self._multiples(0))
+            self.prefix = None if cuts is None else Prefix(model, self.anatomy, cuts)
         if self.reason:
             warnings.warn(
                 f"{type(model).__name__} is evaluated on padded rows, one point after another: {self.reason}",

@@ -23,6 +23,7 @@ from .attention import attending, configs
 from .cut import Cuts, cutting, first, given, named
 from .fork import Anatomy, ForkError, forking
 from .fuse import Fusions
+from .held import Prefix
 from .pack import Padded, Row
 
 MAX_LOGITS = 1 << 26
@@ -60,6 +61,8 @@ class Forward:
         """Captured steps, where steps are submitted to a GPU."""
         self.cuts: Cuts | None = None
         """Where the pass is cut when it is captured; None where it cannot be cut."""
+        self.prefix: Prefix | None = None
+        """Holds the layers before the active block from one step to the next, where asked to."""
         self.fusions = Fusions()
         """Forwards of the model's modules that one kernel computes."""
         self._watched: set[tuple[tuple[int, type], ...]] = set()
@@ -109,6 +112,8 @@ class Forward:
                 if points:  # a pass in pieces reads layers only where ``cuts`` has seen it do so
                     watch = tape is None and block not in self._watched
                     fork = stack.enter_context(forking(self.anatomy, points, len(row.tokens), watch))
+                    if self.prefix is not None and tape is None:
+                        stack.enter_context(self.prefix.passing(row, points[0].direction.members))
                 if tape is not None:
                     assert self.cuts is not None
                     stack.enter_context(cutting(self.cuts, tape, fork))

@@ -1,5 +1,6 @@
 """Methods: each is a name, a citation and one expression over the five parts."""
 
+from .layers import adalezo, lezo
 from .paper import (
     lozo,
     lozo_m,
@@ -21,6 +22,7 @@ __all__ = [
     "EPS",
     "METHODS",
     "Method",
+    "adalezo",
     "adamezo",
     "conmezo",
     "describe",
@@ -29,6 +31,7 @@ __all__ = [
     "fzoo_bcd",
     "get",
     "hizoo",
+    "lezo",
     "lozo",
     "lozo_m",
     "method",

@@ -68,8 +68,13 @@ def optimizer(config: Choice, model: nn.Module) -> ZeroOrder:
     given = {"lr": config.lr, "eps": config.eps, "seed": config.seed, "weight_decay": config.weight_decay}
     given |= options(config)
     if config.fold is None:
-        given["fold"] = _fold(METHODS[config.method](specimen(), **given), config)
-    return METHODS[config.method](model, **given)
+        given["fold"] = _fold(METHODS[config.method](specimen(), **_rehearsed(given)), config)
+    return METHODS[config.method](model, **(_rehearsed(given) if model is specimen() else given))
+
+
+def _rehearsed(given: dict[str, Any]) -> dict[str, Any]:
+    """Options for the specimen, whose blocks are not those that a schedule may hold numbers of."""
+    return {**given, "schedule": type(given["schedule"])()} if "schedule" in given else given
 
 
 def _fold(plain: ZeroOrder, config: Choice) -> int:
@@ -105,7 +110,7 @@ def check(config: Choice) -> None:
         return
     for name in given:
         try:
-            METHODS[config.method](specimen(), **{n: given[n] for n in {name, "interval"} & set(given)})
+            METHODS[config.method](specimen(), **_rehearsed({n: given[n] for n in {name, "interval"} & set(given)}))
         except TypeError as error:
             raise ZeroBlockError(f"{config.method} takes no {name}") from error
     built = optimizer(config, specimen())

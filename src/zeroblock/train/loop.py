@@ -18,6 +18,7 @@ from .compose import fold_advice
 from .config import BACKPROPAGATION, EXECUTION, Config
 from .folder import Folder
 from .learner import ZerothOrder
+from .price import as_begun, priced
 from .session import Result, Session, out_of_memory
 from .workload import prepare, resolve
 
@@ -87,6 +88,7 @@ def make(config: Config, out: str | Path, view: View | None = None) -> Result:
             return _begin(config, folder, view)
         changes = {name: getattr(config, name) for name in EXECUTION}
         there = folder.config(trust_remote_code=config.trust_remote_code).replace(**changes)
+        config = as_begun(config, there)
         if there != config:
             name = next(n for n, v in dataclasses.asdict(config).items() if getattr(there, n) != v)
             raise ZeroBlockError(
@@ -122,7 +124,8 @@ def measure(config: Config, split: str, view: View | None = None) -> Evaluation:
 def _begin(config: Config, folder: Folder, view: View, again: bool = False) -> Result:
     """Start a run; nothing is written before the model and the data have been loaded."""
     check_tracker(config.track)
-    workload = prepare(config, tell=view.note)
+    workload = priced(prepare(config, tell=view.note), view.note)
+    config = workload.config
     folder.create(config, again=again)
     session = Session(workload, folder, view)
     optimizer = session.learner.optimizer if isinstance(session.learner, ZerothOrder) else None

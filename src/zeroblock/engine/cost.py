@@ -1,0 +1,140 @@
+"""What a step costs by block: a model of its time with three or four numbers, which a few timed steps give.
+
+With block j active, the layers before it run once, and everything from it on runs once per point; the block's own
+weights take noise once per point and an update.  Everything else is the same for every block:
+
+    seconds(j) = whole - saved·prefix(j) + noise·weights(j)
+
+``prefix`` is the share of the layers before the block, ``weights`` the number of its weights.  A step that finds the
+hidden states before the block still there from the last step (see ``held.py``) saves held·prefix(j) more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from ..block import Block, stacks
+from ..errors import ZeroBlockError
+from ..family import is_output_side
+
+TIMED_BLOCKS = 6
+"""Blocks whose steps are timed to predict those of all."""
+ROUNDS = 5
+"""Steps that are timed per block, of which the median counts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """The work of a step that differs from block to block.
+
+    Args:
+        prefix: share of the layers, by their weights, that run before the block.
+        weights: number of weights in the block.
+        held: whether the hidden states before the block are held from the last step.
+    """
+
+    prefix: float
+    weights: int
+    held: bool = False
+
+
+def works(model: nn.Module, blocks: Sequence[Block]) -> list[Work]:
+    """The work of every block of a model."""
+    params = dict(model.named_parameters())
+    before: dict[str, int] = {}
+    """How many weights of layers come before the layer of a parameter."""
+    total = 0
+    for stack in stacks(model):
+        for name, layer in model.get_submodule(stack).named_children():
+            inside = f"{stack}.{name}." if stack else f"{name}."
+            before |= {param: total for param in params if param.startswith(inside)}
+            total += sum(param.numel() for param in layer.parameters())
+    entered = False
+    for name in params:  # outside the layers: before or after them, in the order in which the model registers them
+        entered = entered or name in before
+        before.setdefault(name, total if entered or is_output_side(name) else 0)
+    return [
+        Work(min(before[name] for name in block.params) / max(1, total), sum(params[n].numel() for n in block.params))
+        for block in blocks
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Seconds per step of any block.
+
+    >>> costs = Costs(whole=1.0, saved=0.5, noise=1e-9)
+    >>> costs.of(Work(prefix=0.5, weights=10_000_000))
+    0.76
+
+    Args:
+        whole: of a step whose first layer is active, noise apart.
+        saved: what a step saves whose prefix is all layers, because they run once.
+        noise: per weight of the block.
+        held: what a step saves besides whose prefix is all layers, if it is held.
+    """
+
+    whole: float
+    saved: float
+    noise: float
+    held: float = 0.0
+
+    def of(self, work: Work) -> float:
+        """Seconds of a step."""
+        saved = self.saved + (self.held if work.held else 0.0)
+        return self.whole - saved * work.prefix + self.noise * work.weights
+
+    @classmethod
+    def fit(cls, work: Sequence[Work], seconds: Sequence[float]) -> Costs:
+        """The costs with the least relative errors, by least squares.
+
+        Args:
+            work: of some blocks.
+            seconds: that a step on each of them took.
+        """
+        if len(work) != len(seconds) or not work or min(seconds) <= 0:
+            raise ZeroBlockError(f"costs need a positive time per block, got {len(seconds)} for {len(work)} blocks")
+        scale = max(one.weights for one in work)  # so that all columns are of one size
+        rows = [[1.0, -one.prefix, one.weights / scale, -one.prefix * one.held] for one in work]
+        times = torch.tensor(seconds, dtype=torch.float64)[:, None]
+        table = torch.tensor(rows, dtype=torch.float64) / times
+        solved = torch.linalg.lstsq(table, torch.ones_like(times), driver="gelsd").solution  # 0 where nothing tells
+        whole, saved, noise, held = solved[:, 0].tolist()
+        return cls(whole, saved, noise / scale, held)
+
+
+def sample(work: Sequence[Work], count: int = TIMED_BLOCKS) -> list[int]:
+    """Blocks that together tell the costs: the largest, and others evenly from first to last."""
+    n, count = len(work), min(count, len(work))
+    spread = {round(i * (n - 1) / max(1, count - 1)) for i in range(count)}
+    return sorted(spread | {max(range(n), key=lambda b: work[b].weights)})
+
+
+def timed(step: Callable[[int], float], blocks: Sequence[int], rounds: int = ROUNDS, warmup: int = 1) -> list[float]:
+    """Median seconds of a step by block, in rounds over all blocks, so that a busy minute hits all alike.
+
+    Args:
+        step: takes a step on a block, waits for its end, and says how many seconds it took.
+        blocks: which.
+        rounds: steps per block.
+        warmup: steps per block that do not count: compilation, captures.
+    """
+    taken: list[list[float]] = [[] for _ in blocks]
+    for turn in range(warmup + rounds):
+        for i, block in enumerate(blocks):
+            seconds = step(block)
+            if turn >= warmup:
+                taken[i].append(seconds)
+    return [statistics.median(each) for each in taken]
+
+
+def relative(costs: Costs, work: Sequence[Work]) -> tuple[float, ...]:
+    """The predicted cost of every block, in units of their mean, with three digits; at least a tenth of it."""
+    seconds = [costs.of(one) for one in work]
+    mean = statistics.fmean(seconds)
+    return tuple(float(f"{max(0.1, each / mean):.3g}") for each in seconds)

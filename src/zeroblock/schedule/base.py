@@ -1,0 +1,92 @@
+"""What a schedule is: a choice of blocks for every turn."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from ..noise import SCHEDULE, Key
+from ..ops import uniform
+from ..registry import Registry
+
+SCHEDULES = Registry("schedule")
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """Chooses the block of a turn; ``turn`` is ``step // interval``.
+
+    A schedule may have two more methods.  ``choose`` takes the place of ``pick`` where a turn has several blocks, or
+    where its steps have a weight; see :class:`Weighing`.  ``most(n)`` is the largest number of blocks in a turn.
+    """
+
+    @property
+    def learns(self) -> bool:
+        """Whether the next block may depend on earlier measurements."""
+        ...
+
+    def pick(self, turn: int, n: int, seed: int, scores: list[float]) -> int:
+        """The active block's index in [0, n)."""
+        ...
+
+    def observe(self, scores: list[float], block: int, coeffs: tuple[float, ...]) -> None:
+        """Learn, in ``scores``, from the coefficients measured on a block."""
+        ...
+
+
+class Blind:
+    """Base of schedules that do not learn."""
+
+    learns = False
+
+    def observe(self, scores: list[float], block: int, coeffs: tuple[float, ...]) -> None:
+        pass
+
+
+class Weighing:
+    """Base of schedules that choose several blocks for a turn, or weigh its steps.
+
+    A weight multiplies the learning rate of its block: a block that is drawn with another probability than the rest
+    gets the inverse of it, so that the expected step stays the same.
+    """
+
+    def choose(self, turn: int, n: int, seed: int, scores: list[float]) -> dict[int, float]:
+        """The blocks of a turn, each with its weight; records name the first."""
+        raise NotImplementedError
+
+    def pick(self, turn: int, n: int, seed: int, scores: list[float]) -> int:
+        return next(iter(self.choose(turn, n, seed, scores)))
+
+    def most(self, n: int) -> int:
+        """The largest number of blocks in a turn."""
+        return 1
+
+
+@functools.lru_cache(maxsize=64)
+def permutation(n: int, key: Key) -> tuple[int, ...]:
+    """A random order of n blocks; a cycle asks for it n times."""
+    draws = uniform(key, n)
+    return tuple(sorted(range(n), key=draws.__getitem__))
+
+
+def stratified(turn: int, n: int, seed: int) -> float:
+    """A uniform number in [0, 1): the n of a cycle of turns fall into n equal parts, one each, in random order.
+
+    A block of probability p then comes ⌊np⌋ to ⌈np⌉ + 1 times in a cycle, where independent numbers scatter by √(np).
+    """
+    part = permutation(n, Key(seed, turn // n, stream=SCHEDULE))[turn % n]
+    return (part + uniform(Key(seed, turn, probe=1, stream=SCHEDULE), 1)[0]) / n
+
+
+def located(draw: float, probabilities: Sequence[float]) -> int:
+    """The block whose part of [0, 1) a number falls into."""
+    return min(bisect.bisect_right(list(itertools.accumulate(probabilities)), draw), len(probabilities) - 1)
+
+
+def floored(shares: Sequence[float], floor: float) -> list[float]:
+    """Probabilities in proportion to ``shares``, of which ``floor``/n is the least: (1 - floor)·share + floor/n."""
+    total = sum(shares)
+    return [(1 - floor) * share / total + floor / len(shares) for share in shares]
