@@ -5,6 +5,7 @@ c = (L(θ + εPz) - L(θ - εPz)) / 2ε        δ = rule(c·z)        θ ← θ 
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from . import block as blocks_of
+from . import budget
 from .block import Block, Partition
 from .closure import Closure, without_gradients
 from .composition import Fixed, both_parts, check, check_model, check_numbers, count, parts_of
@@ -30,7 +32,7 @@ from .schedule import Schedule, Shuffled
 from .state import State
 from .step import Plan, objective_of
 from .subspace import Full, Subspace
-from .turn import Turn, Turns
+from .turn import Turn, Turns, clamped
 from .watch import Watch
 from .weights import Decays, Restore, Weights, fold_, is_matrix
 
@@ -44,7 +46,10 @@ class ZeroOrder(torch.optim.Optimizer):
 
     Args:
         model: its trainable parameters are optimized; fp32, fp64, fp16 or bf16.
-        lr: learning rate; ``param_groups`` hold it, so ``torch.optim.lr_scheduler`` works.
+        lr: learning rate; ``param_groups`` hold it, so ``torch.optim.lr_scheduler`` works. Without one, eps and lr
+            are in units of the weights: directions are scaled by the size of each tensor (``Relative``), coefficients
+            by their own running size (``Normalized``), and lr is chosen such that a run moves the weights by a few
+            percent (``budget``).
         partition: cuts the model into blocks: ``whole``, ``layers``, ``linears``, or a list of blocks.
         schedule: which block is active in a turn.
         subspace: where in the block directions are drawn.
@@ -62,6 +67,7 @@ class ZeroOrder(torch.optim.Optimizer):
         rounding: of 16-bit weights.
         restore: "copy" never writes θ while measuring; "subtract" is MeZO's way, in place.
         patience: consecutive steps with a non-finite loss before giving up.
+        steps: length of the run, over which lr falls linearly to zero, by itself; by default lr stays as it is.
     """
 
     model, weights, partition, blocks = Fixed[nn.Module](), Fixed[Weights](), Fixed[Any](), Fixed[tuple[Block, ...]]()
@@ -92,7 +98,7 @@ class ZeroOrder(torch.optim.Optimizer):
     def __init__(
         self,
         model: nn.Module,
-        lr: float,
+        lr: float | None = None,
         *,
         partition: Partition | Sequence[Block | Iterable[str]] = blocks_of.layers,
         schedule: Schedule | None = None,
@@ -109,17 +115,23 @@ class ZeroOrder(torch.optim.Optimizer):
         rounding: Rounding = Rounding.STOCHASTIC,
         restore: Restore = "copy",
         patience: int = 20,
+        steps: int | None = None,
     ) -> None:
         check_model(model)
-        check_numbers(lr, weight_decay, clip)
+        check_numbers(0.0 if lr is None else lr, weight_decay, clip)
         interval, fold, patience = count("interval", interval), count("fold", fold), count("patience", patience)
         self.schedule: Schedule = schedule or Shuffled()
-        self.subspace = subspace or Full()
-        self.estimator: Estimator = estimator or TwoSided()
-        self.rule = rule or SGD()
+        subspace, rule = subspace or Full(), rule or SGD()
+        self.estimator: Estimator = estimator or (TwoSided() if lr is not None else TwoSided(budget.EPS))
+        self.subspace, self.rule = (subspace, rule) if lr is not None else budget.unscaled(subspace, rule)
         check(self.subspace, restore, interval, fold, weight_decay)
         self.model, self.partition = model, partition
         self.blocks = partition(model) if callable(partition) else blocks_of.explicit(model, partition)
+        self.length = None if steps is None else count("steps", steps)
+        if lr is None:
+            allowed = budget.Budget.of(self)
+            lr = allowed.rate(self.length, "linear") if self.length else allowed.constant
+        self._first_lr = lr
         self.interval, self.fold, self.seed = interval, fold, Key(seed, 0).seed
         self.weight_decay, self.decays = weight_decay, decays
         self.clip = None if clip is None else float(clip)
@@ -141,7 +153,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self._queue = Queue(self._tell)
         self._state = State(
             self.state, self.rule.state, self.rule.carried, self.rule.reset, self.rule.dtype, self.weights.basis,
-            capacity=self.weights.largest_size,
+            capacity=self.weights.largest_size, table=(len(self.blocks) + 1, self.rule.block_numbers),
         )  # fmt: skip
         self._settled = False
         """Settled between folds, or a fold failed: no further steps."""
@@ -187,6 +199,8 @@ class ZeroOrder(torch.optim.Optimizer):
             where the step was submitted and may not have ended yet.
         """
         objective = None if self.estimator.recall(self.steps) else objective_of(closure)
+        if self.length is not None and objective is not None:  # a recorded step brings its own
+            self.lr = self._first_lr * max(0.0, 1 - self.steps / self.length)
         if objective is None or not objective.submits:
             self.flush()  # steps submitted before this one come first
         if self.turns.due(self.turn):  # an error kept the last step from entering it
@@ -241,6 +255,11 @@ class ZeroOrder(torch.optim.Optimizer):
         if self.listener is not None:
             self.listener(record)
 
+    def weighed(self, record: Record) -> Record:
+        """A record with the coefficients that its step takes; the rule's numbers of the block are updated."""
+        coeffs = self._state.weigh(self.rule, clamped(record.coeffs, self.clip), record.block)
+        return dataclasses.replace(record, coeffs=tuple(coeffs))
+
     def enter(self, turn: Turn) -> None:
         """Stand before a step; the weights are those of that step already."""
         members = self.weights.members(turn.block, turn.number)  # first: if it fails, nothing has changed
@@ -284,6 +303,7 @@ class ZeroOrder(torch.optim.Optimizer):
             "run_of_bad": self.skipping.run,
             "scores": self.scores,
             "thresholds": dict(self.weights.initial),
+            **({"table": self._state.table.tolist()} if self.rule.block_numbers else {}),
             "held": held if self.steps % self.fold else {},
             "state": self._state.saved({id(p): n for n, p in self.params.items()}),
             "param_groups": [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups],
@@ -319,6 +339,8 @@ class ZeroOrder(torch.optim.Optimizer):
         self._state.forget()
         steps = state_dict["steps"]
         self.enter(Turn(steps, steps // self.interval, state_dict["block"], tuple(state_dict["scores"])))
+        if self.rule.block_numbers:
+            self._state.table.copy_(torch.tensor(state_dict["table"], dtype=torch.float64))
         for name, held in self.weights.held.items():  # where they are: captured steps know the address
             saved = state_dict.get("held", {}).get(name)
             held.zero_() if saved is None else held.copy_(saved)

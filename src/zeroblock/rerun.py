@@ -86,7 +86,7 @@ def _leap(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None
     visits: dict[int, list[Record]] = defaultdict(list)
     for record in records:
         _check(record, turn.block)
-        visits[record.block].append(record)
+        visits[record.block].append(optimizer.weighed(record))
         turn = optimizer.turns.after(turn, record)
     fused.advance(optimizer, visits, report)
     optimizer.enter(turn)

@@ -339,8 +339,7 @@ class Plan:
 
     def prepare(self) -> None:
         """Make the state that outlives the step, before the step runs on the device."""
-        if self.rule.state:
-            self.state.prepare(self.members, self.rule.factors, self.weights.interval)
+        self.state.prepare(self.members, self.rule.factors, self.weights.interval)
 
     def gather(self, losses: Tensor) -> Tensor:
         """(points,) the losses of all processes; there is one."""
@@ -353,7 +352,8 @@ class Plan:
 
     def update(self, coeffs: Sequence[float]) -> None:
         """θ ← θ - lr·Pδ, with coefficients on the host."""
-        shares = [c / len(coeffs) for c in clamped(coeffs, self.clip)]
+        weighed = self.state.weigh(self.rule, clamped(coeffs, self.clip), self.turn.block)
+        shares = [c / len(coeffs) for c in weighed]
         self.rule.update_(self.members, self.state, Move(self.key, shares, self.lr, self._decay))
         self.state.wind()
 
@@ -367,7 +367,8 @@ class Plan:
         """
         taken = coeffs.isfinite().all() & (live != 0)
         clipped = coeffs if self.clip is None else coeffs.clamp(-self.clip, self.clip)
-        shares = torch.where(taken, clipped / len(coeffs), 0.0)
+        weighed = self.rule.weigh_on_device(clipped, taken, self.state.table, self.turn.block)
+        shares = torch.where(taken, weighed / len(coeffs), 0.0)
         self.rule.update_(self.members, self.state, Move(self.key, shares, lr, self._decay, taken))
 
     def _decay(self, member: Member) -> float:

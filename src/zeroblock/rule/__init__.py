@@ -3,6 +3,7 @@
 from .adam import Adam
 from .base import RULES, Move, Rule
 from .momentum import Momentum
+from .normalized import Normalized
 from .sgd import SGD, Sign
 
-__all__ = ["RULES", "SGD", "Adam", "Momentum", "Move", "Rule", "Sign"]
+__all__ = ["RULES", "SGD", "Adam", "Momentum", "Move", "Normalized", "Rule", "Sign"]

@@ -23,7 +23,7 @@ class Choice(Protocol):
     @property
     def lr(self) -> float | None: ...
     @property
-    def eps(self) -> float: ...
+    def eps(self) -> float | None: ...
     @property
     def steps(self) -> int: ...
     @property
@@ -65,8 +65,8 @@ def options(config: Choice) -> dict[str, Any]:
 
 def optimizer(config: Choice, model: nn.Module) -> ZeroOrder:
     """Build the optimizer of a configuration's method."""
-    given = {"lr": config.lr, "eps": config.eps, "seed": config.seed, "weight_decay": config.weight_decay}
-    given |= options(config)
+    names = ("lr", "eps", "seed", "weight_decay")
+    given = {name: getattr(config, name) for name in names} | options(config)
     if config.fold is None:
         given["fold"] = _fold(METHODS[config.method](specimen(), **given), config)
     return METHODS[config.method](model, **given)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import adapter
+from ..budget import Budget
 from ..errors import ZeroBlockError
 from ..evaluate.measurement import Measurement
 from ..journal import Header, Journal, Record, replay
@@ -25,7 +26,7 @@ from . import snapshot
 from .batch import Batches
 from .folder import Folder
 from .learner import ZerothOrder, learner
-from .lr import lr_at
+from .lr import Rates
 from .stop import Stop, Stopped
 from .workload import Workload
 
@@ -180,13 +181,14 @@ class Session:
         config = self.config
         batches = Batches(len(self.workload.train), config.batch_size * config.accumulate, config.data_seed)
         evaluations = config.evaluations
+        rates = self._rates(stop)
         due = frozenset(evaluations)
         while True:
             if self.steps in due:
                 self._evaluate(stop)
             if self.learner is None or self.steps >= config.steps:
                 return
-            if stop.late and self.steps and self.journal is None:  # it cannot be resumed, so it ends here
+            if stop.late and self.steps and (self.journal is None or config.timed):  # its time is its length
                 self._evaluate(stop)
                 return
             stop.check(clock=self.progressed)
@@ -194,9 +196,17 @@ class Session:
                 self._catch_up(evaluations, stop)
                 continue
             step = self.steps
-            self.learner.step(self.workload.objectives(batches.at(step)), lr_at(config, step))
+            self.learner.step(self.workload.objectives(batches.at(step)), rates.at(step))
             if config.snapshot_every and self.steps % config.snapshot_every == 0:
                 self._snapshot()
+
+    def _rates(self, stop: Stop) -> Rates:
+        """The learning rates of this sitting."""
+        budget = None
+        if self.config.lr is None and isinstance(self.learner, ZerothOrder):
+            budget = Budget.of(self.learner.optimizer)
+        end = stop.end if self.config.timed else None
+        return Rates(self.config, budget, end, (record.lr for record in self.past))
 
     def _on_step(self, record: Record) -> None:
         if self.journal is not None:
@@ -221,7 +231,8 @@ class Session:
                 continue
 
             def check(done: int, split: str = split, n: int = len(exam.examples)) -> None:
-                stop.check(clock=self.learner is None or (self.progressed and self.journal is not None))
+                resumable = self.journal is not None and not self.config.timed
+                stop.check(clock=self.learner is None or (self.progressed and resumable))
                 self.view.evaluating(self.steps, split, done, n)
 
             evaluation = self.workload.evaluator(exam, check=check)
