@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from .optimizer import ZeroOrder
     from .record import Record
     from .rerun import replay
-    from .rule import SGD, Adam, Momentum, Sign
+    from .rule import SGD, Adam, Momentum, Normalized, Sign
     from .schedule import Adaptive, Ascending, Descending, FlipFlop, Shuffled, Uniform
-    from .subspace import Bernoulli, Full, LowRank, Sparse
+    from .subspace import Bernoulli, Full, LowRank, Relative, Sparse
 
 _MODULES = {
     "block": "Block layers linears whole",
@@ -55,9 +55,9 @@ _MODULES = {
     "optimizer": "ZeroOrder",
     "record": "Record",
     "rerun": "replay",
-    "rule": "SGD Adam Momentum Sign",
+    "rule": "SGD Adam Momentum Normalized Sign",
     "schedule": "Adaptive Ascending Descending FlipFlop Shuffled Uniform",
-    "subspace": "Bernoulli Full LowRank Sparse",
+    "subspace": "Bernoulli Full LowRank Relative Sparse",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted([*_HOME, "integrations"])

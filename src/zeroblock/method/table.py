@@ -66,7 +66,7 @@ def describe(factory: Method) -> dict[str, Any]:
     return {
         "name": factory.__name__,
         "summary": (inspect.getdoc(factory) or "").partition("\n")[0].replace("``", ""),
-        "parts": factory(specimen()).parts,
+        "parts": factory(specimen(), lr=0.0).parts,
         "defaults": defaults,
         "citation": CITATIONS[factory.__name__],
     }

@@ -18,6 +18,8 @@ from .sgd import SGD
 KEPT = 0.95
 """Share of a running size that stays after a visit: it remembers some twenty visits of its block."""
 NEW = 1 - KEPT
+NORMAL = math.sqrt(math.pi / 2)
+"""Root mean square over mean magnitude of normal numbers."""
 LIMIT = 3.0
 """Coefficients are clamped to so many running sizes: one freak of 187 among coefficients of 2 has ended a run."""
 
@@ -27,12 +29,14 @@ LIMIT = 3.0
 class Normalized(Rule):
     """Another rule's steps with coefficients in units of their own running size, so that no loss has a scale.
 
-        c ← clamp(c, ±3·size)      s ← 0.95·s + 0.05·mean(c²)      w ← 0.95·w + 0.05      c / size
-        size² = (s + 0.05·S/W) / (w + 0.05)
+        c ← clamp(c, ±3·size)      s ← 0.95·s + 0.05·mean|c|      w ← 0.95·w + 0.05      c / size
+        size = √(π/2)·(s + 0.05·S/W) / (w + 0.05)
 
     s and w belong to the block, S and W are the same of all steps: on the first visits of a block its size
     leans towards that of the others, as if these had been one visit.  The first clamp comes with the
     second step.  A size includes the step that it serves, so no step is much larger than those before it.
+    The mean of magnitudes is less easily misled than that of squares, and needs no root, whose last bit
+    differs between libraries; of normal coefficients √(π/2) times it is the root mean square.
 
     Two numbers per block are kept, on the device where the weights are.  They are a function of the
     records, and a step that is skipped does not change them.
@@ -81,9 +85,9 @@ class Normalized(Rule):
         size = _size(own, every)
         limit = LIMIT * size if size > 0 else math.inf
         coeffs = [max(-limit, min(limit, c)) for c in coeffs]
-        square = _sum([c * c for c in coeffs]) / len(coeffs)
+        mean = _sum([abs(c) for c in coeffs]) * (1 / len(coeffs))
         for row in (own, every):
-            row[:] = KEPT * row[0] + NEW * square, KEPT * row[1] + NEW
+            row[:] = KEPT * row[0] + NEW * mean, KEPT * row[1] + NEW
         size = _size(own, every)
         return [c / size if size > 0 else 0.0 for c in coeffs]
 
@@ -92,8 +96,8 @@ class Normalized(Rule):
         size = _size_on_device(rows)
         limit = torch.where(size > 0, LIMIT * size, math.inf)
         coeffs = torch.minimum(torch.maximum(coeffs, -limit), limit)
-        square = _sum_on_device(coeffs * coeffs) / len(coeffs)
-        seen = torch.cat([square, torch.ones_like(square)])
+        mean = _sum_on_device(coeffs.abs()) * (1 / len(coeffs))  # torch divides by a number in two ways
+        seen = torch.cat([mean, torch.ones_like(mean)])
         after = torch.where(taken, KEPT * rows + NEW * seen, rows)
         table[block] = after[0]
         table[-1] = after[1]
@@ -121,10 +125,10 @@ def _size(own: Sequence[float], every: Sequence[float]) -> float:
     """The running size of a block's coefficients; 0 where there is none yet."""
     if not every[1]:
         return 0.0
-    return math.sqrt((own[0] + NEW * (every[0] / every[1])) / (own[1] + NEW))
+    return NORMAL * ((own[0] + NEW * (every[0] / every[1])) / (own[1] + NEW))
 
 
 def _size_on_device(rows: Tensor) -> Tensor:
     """(1,) the same of the rows (own, every); NaN where there is none yet."""
     own, every = rows
-    return torch.sqrt((own[:1] + NEW * (every[:1] / every[1:])) / (own[1:] + NEW))
+    return NORMAL * ((own[:1] + NEW * (every[:1] / every[1:])) / (own[1:] + NEW))

@@ -108,6 +108,8 @@ def check(config: Choice) -> None:
             METHODS[config.method](specimen(), **{n: given[n] for n in {name, "interval"} & set(given)})
         except TypeError as error:
             raise ZeroBlockError(f"{config.method} takes no {name}") from error
+    if config.as_published and config.lr is None:
+        raise ZeroBlockError(f"{config.method} as published has a learning rate: give --lr, or leave out as_published")
     built = optimizer(config, specimen())
     if config.rounding == "stochastic" and built.parts["rounding"] != "stochastic":
         raise ZeroBlockError(

@@ -75,25 +75,15 @@ class Config:
     max_length: int = _option(2048, "Cut longer contexts on the left; never more than the model allows.", 2)
 
     method: str = _option("mezo_bcd", "A method of zeroblock methods, or ft (backpropagation), zero-shot, icl.")
-    lr: float | None = _option(
-        None,
-        "Learning rate, as in the papers. [none: steps in units of the weights, that fit every model; ft needs one]",
-        0.0,
-    )
+    lr: float | None = _option(None, "Learning rate. [automatic, in units of the weights; ft needs one]", 0.0)
     steps: int = _option(20_000, "Optimizer steps.", 1)
     batch_size: int = _option(16, "Examples per batch.", 1)
     accumulate: int = _option(1, "Batches per step.", 1)
     lr_schedule: Literal["constant", "linear", "cosine"] | None = _option(
-        None,
-        "Keep the learning rate constant, or let it fall to zero: constant, linear or cosine. [constant with "
-        "--lr, else linear]",
+        None, "Keep the learning rate constant, or let it fall to zero. [constant; without --lr linear]"
     )
     warmup: int = _option(0, "Steps over which the learning rate rises from zero.", 0)
-    eps: float | None = _option(
-        None,
-        "Perturbation size: the loss is measured at this distance on both sides. [1e-3; without --lr 0.01, in "
-        "units of the weights]",
-    )
+    eps: float | None = _option(None, "Distance at which losses are measured. [1e-3; without --lr 0.04 of the weights]")
     seed: int = _option(0, "Seed of the noise and of the block schedule.", 0)
     weight_decay: float = _option(0.0, "Decoupled weight decay, on the matrices of the active block.", 0.0)
     freeze: str | None = _option(
@@ -135,9 +125,7 @@ class Config:
     graphs: Literal["auto", "on", "off"] = _option("auto", "Use CUDA graphs.")
     max_tokens: int | None = _option(None, "Most tokens in one packed row; lower it if memory runs out.", 2)
     max_minutes: float | None = _option(
-        None,
-        "Stop after this many minutes; zeroblock resume continues. Without --lr the run ends then, evaluated, "
-        "and its steps fall to zero until then.",
+        None, "Stop after this many minutes; zeroblock resume continues, or without --lr the run is complete then."
     )
     snapshot_every: int = _option(0, "Steps between snapshots of the weights, which make resuming faster; 0: none.", 0)
     save_weights: bool = _option(True, "ft: keep the weights of the dev-selected step, in the folder model of the run.")

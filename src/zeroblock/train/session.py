@@ -18,6 +18,8 @@ from ..budget import Budget
 from ..errors import ZeroBlockError
 from ..evaluate.measurement import Measurement
 from ..journal import Header, Journal, Record, replay
+from ..report.about import block_sizes
+from ..report.move import Moves
 from ..report.summary import ADAPTER, select_measured, summarize
 from ..report.track import Silent, Tracker, tracker
 from ..report.view import Meter, View, peak_memory
@@ -69,7 +71,7 @@ class Session:
         if self.config.prefix is not None:
             self._settle_start()
         self.learner = learner(self.config, workload.model, self._on_step) if self.config.trains else None
-        self.meter = Meter(self.config.steps, self.learner.blocks if self.learner else ())
+        self.meter = Meter(self.config.steps, self.learner.blocks if self.learner else (), self._moves())
         self.tracker: Tracker = Silent()
         self.recorded = 0
         """Steps that the run has taken, those still to be replayed among them."""
@@ -83,6 +85,13 @@ class Session:
         """Whether this sitting has added to the run. One that the clock ends must, or the run would never end."""
         self.seconds_before = 0.0
         self.start = time.monotonic()
+
+    def _moves(self) -> Moves | None:
+        """The relative sizes of the steps to come."""
+        if not isinstance(self.learner, ZerothOrder):
+            return None
+        optimizer = self.learner.optimizer
+        return Moves(optimizer.parts, len(optimizer.blocks), block_sizes(optimizer), optimizer.clip)
 
     @property
     def adapted(self) -> bool:
