@@ -200,7 +200,7 @@ class Session:
             if stop.late and self.steps and (self.journal is None or config.timed):  # its time is its length
                 self._evaluate(stop)
                 return
-            stop.check(clock=self.progressed)
+            stop.check(clock=self.progressed and not config.timed)
             if self.past:
                 self._catch_up(evaluations, stop)
                 continue
