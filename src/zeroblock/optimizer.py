@@ -5,7 +5,6 @@ c = (L(θ + εPz) - L(θ - εPz)) / 2ε        δ = rule(c·z)        θ ← θ 
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -32,7 +31,7 @@ from .schedule import Schedule, Shuffled
 from .state import State
 from .step import Plan, objective_of
 from .subspace import Full, Subspace
-from .turn import Turn, Turns, clamped
+from .turn import Turn, Turns
 from .watch import Watch
 from .weights import Decays, Restore, Weights, fold_, is_matrix
 
@@ -254,11 +253,6 @@ class ZeroOrder(torch.optim.Optimizer):
             self.turn = self.turns.observed(self.turn, record.block, record.coeffs)
         if self.listener is not None:
             self.listener(record)
-
-    def weighed(self, record: Record) -> Record:
-        """A record with the coefficients that its step takes; the rule's numbers of the block are updated."""
-        coeffs = self._state.weigh(self.rule, clamped(record.coeffs, self.clip), record.block)
-        return dataclasses.replace(record, coeffs=tuple(coeffs))
 
     def enter(self, turn: Turn) -> None:
         """Stand before a step; the weights are those of that step already."""

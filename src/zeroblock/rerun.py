@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from collections import defaultdict
@@ -82,11 +83,12 @@ def _walk(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None
 def _leap(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None:
     """All steps of a block together, block after block."""
     optimizer.flush()
-    turn = optimizer.plan().turn  # which refuses weights that were settled between folds
+    plan = optimizer.plan()  # which refuses weights that were settled between folds
+    turn = plan.turn
     visits: dict[int, list[Record]] = defaultdict(list)
     for record in records:
         _check(record, turn.block)
-        visits[record.block].append(optimizer.weighed(record))
+        visits[record.block].append(dataclasses.replace(record, coeffs=plan.weighed(record.coeffs, record.block)))
         turn = optimizer.turns.after(turn, record)
     fused.advance(optimizer, visits, report)
     optimizer.enter(turn)

@@ -352,10 +352,13 @@ class Plan:
 
     def update(self, coeffs: Sequence[float]) -> None:
         """θ ← θ - lr·Pδ, with coefficients on the host."""
-        weighed = self.state.weigh(self.rule, clamped(coeffs, self.clip), self.turn.block)
-        shares = [c / len(coeffs) for c in weighed]
+        shares = [c / len(coeffs) for c in self.weighed(coeffs, self.turn.block)]
         self.rule.update_(self.members, self.state, Move(self.key, shares, self.lr, self._decay))
         self.state.wind()
+
+    def weighed(self, coeffs: Sequence[float], block: int) -> tuple[float, ...]:
+        """The coefficients that a step on a block takes for the measured ones; the rule remembers them."""
+        return tuple(self.state.weigh(self.rule, clamped(coeffs, self.clip), block))
 
     def update_on_device(self, coeffs: Tensor, lr: Tensor, live: Tensor) -> None:
         """The same with coefficients that stay on the device; if one is not finite, nothing moves.

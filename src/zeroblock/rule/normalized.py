@@ -130,5 +130,5 @@ def _size(own: Sequence[float], every: Sequence[float]) -> float:
 
 def _size_on_device(rows: Tensor) -> Tensor:
     """(1,) the same of the rows (own, every); NaN where there is none yet."""
-    own, every = rows
+    own, every = rows[0], rows[1]
     return NORMAL * ((own[:1] + NEW * (every[:1] / every[1:])) / (own[1:] + NEW))
