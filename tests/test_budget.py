@@ -39,8 +39,10 @@ def taken(optimizer: zb.ZeroOrder, steps: int, wrap: Callable[[Any], Any] = lamb
     return records
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("method", METHODS)
+EACH = [(method, (torch.float32, torch.bfloat16)[i % 2]) for i, method in enumerate(METHODS)]
+
+
+@pytest.mark.parametrize(("method", "dtype"), [*EACH, ("mezo_bcd", torch.bfloat16)])
 def test_every_method_without_lr_runs_submits_replays_and_resumes(method: str, dtype: torch.dtype, late: type) -> None:
     """Bit for bit the same: on the host, with numbers that stay on the device, from the records, from a state."""
     build = functools.partial(METHODS[method], seed=3, **OPTIONS.get(method, {}))

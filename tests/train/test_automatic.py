@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,16 @@ def test_with_lr_the_view_knows_the_sizes_from_the_weights(llama: Path, data: Pa
     for one, record in zip(view.seen, read(tmp_path / "run").records, strict=True):
         assert one.moved == pytest.approx(abs(record.coeffs[0]) * record.lr / rms[one.block])
     assert "moved" not in CliRunner().invoke(app, ["inspect", str(tmp_path / "run")]).output
+
+
+def test_an_adapter_that_begins_at_zero_moves(llama: Path, data: Path, tmp_path: Path, models: list[Any]) -> None:
+    pytest.importorskip("peft")
+    run(settings(llama, data, lr=None, lora="r=2,targets=q,v", steps=6, method="mezo"), tmp_path / "run")
+    seconds = {name: param for name, param in models[0].named_parameters() if "lora_B" in name}
+    assert seconds
+    for param in seconds.values():
+        rms = float(param.detach().square().mean().sqrt())
+        assert 0.3 * DISPLACEMENT < rms / (0.25 / math.sqrt(2)) < 3 * DISPLACEMENT
 
 
 def test_minutes_are_the_length_of_a_run_without_lr(llama: Path, data: Path, tmp_path: Path) -> None:
