@@ -287,7 +287,6 @@ def test_descriptions_come_from_the_factories() -> None:
         assert row["name"] == name
         assert row["summary"].endswith((".", "weight"))
         assert row["citation"] == CITATIONS[name]
-        assert row["defaults"]["lr"] > 0
     assert describe(METHODS["mezo_bcd_adam"])["parts"]["interval"] == "50"
     assert describe(METHODS["lozo"])["parts"]["subspace"].startswith("LowRank(rank=2")
     assert describe(METHODS["mezo"])["parts"]["partition"] == "whole"

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .optimizer import ZeroOrder
     from .record import Record
     from .rerun import replay
-    from .rule import SGD, Adam, AnchorSGD, Cone, Hessian, Momentum, Muon, RecallAdam, Sign
+    from .rule import SGD, Adam, AnchorSGD, Cone, Hessian, Momentum, Muon, Normalized, RecallAdam, Sign
     from .schedule import (
         Adaptive,
         Ascending,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         Subset,
         Uniform,
     )
-    from .subspace import Bernoulli, Frames, Full, LowRank, Outer, Sparse
+    from .subspace import Bernoulli, Frames, Full, LowRank, Outer, Relative, Sparse
 
 _MODULES = {
     "block": "Block layers linears whole",
@@ -78,9 +78,9 @@ _MODULES = {
     "optimizer": "ZeroOrder",
     "record": "Record",
     "rerun": "replay",
-    "rule": "SGD Adam AnchorSGD Cone Hessian Momentum Muon RecallAdam Sign",
+    "rule": "SGD Adam AnchorSGD Cone Hessian Momentum Muon Normalized RecallAdam Sign",
     "schedule": "Adaptive Ascending Bandit Descending Economical FlipFlop Proportional Shuffled Subset Uniform",
-    "subspace": "Bernoulli Frames Full LowRank Outer Sparse",
+    "subspace": "Bernoulli Frames Full LowRank Outer Relative Sparse",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted([*_HOME, "integrations"])

@@ -17,7 +17,6 @@ from .noise import Draw, Key
 from .ops.replay import Matrix, Piece, Pieces, Steps, advance_
 from .optimizer import ZeroOrder
 from .record import Record
-from .turn import clamped
 
 Progress = Callable[[float], None]
 """Called with how much is done."""
@@ -46,7 +45,7 @@ def advance(optimizer: ZeroOrder, visits: dict[int, list[Record]], report: Progr
 
     Args:
         optimizer: standing at the first of them.
-        visits: by block, its records, whole folds of them.
+        visits: by block, its records, whole folds of them, with the coefficients that the steps take.
         report: called with the number of steps done.
     """
     steps_in_all = sum(map(len, visits.values()))
@@ -70,15 +69,16 @@ def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator
     """The tensors of a block that one launch can serve, with their steps."""
     step = np.array([record.step for record in records])
     lr = np.array([record.lr for record in records])
-    coeffs = np.array([clamped(record.coeffs, optimizer.clip) for record in records])
+    coeffs = np.array([record.coeffs for record in records])
     alphas = -lr[:, None] * (coeffs / coeffs.shape[1])
     turn = step // optimizer.interval * optimizer.interval
     weight_decay = optimizer.param_groups[0]["weight_decay"]
 
-    def steps(decayed: bool) -> Steps:
-        return Steps(step, turn, alphas, 1 - lr * weight_decay if decayed else np.ones_like(lr))
+    def steps(decayed: bool, scale: float) -> Steps:
+        lifted = alphas if scale == 1 else (alphas.astype(np.float32) * np.float32(scale)).astype(np.float64)
+        return Steps(step, turn, lifted, 1 - lr * weight_decay if decayed else np.ones_like(lr))
 
-    groups: dict[tuple[bool, torch.dtype, torch.device, type], list[Piece]] = defaultdict(list)
+    groups: dict[tuple[bool, float, torch.dtype, torch.device, type], list[Piece]] = defaultdict(list)
     for name, param, basis in optimizer.weights.members(block, optimizer.turn.number):
         if not param.numel():
             continue
@@ -88,8 +88,8 @@ def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator
         if draw is None:
             assert basis.factor_shape is not None
             draw = Draw(Key(optimizer.seed, 0), optimizer.offsets[name], optimizer.distribution)
-            yield Matrix(flat, draw, *basis.factor_shape, optimizer.fold), steps(decayed)
+            yield Matrix(flat, draw, *basis.factor_shape, optimizer.fold), steps(decayed, basis.scale)
             continue
-        groups[decayed, param.dtype, param.device, type(draw.mask)].append(Piece(flat, draw))
-    for (decayed, *_), pieces in groups.items():
-        yield Pieces(pieces), steps(decayed)
+        groups[decayed, basis.scale, param.dtype, param.device, type(draw.mask)].append(Piece(flat, draw))
+    for (decayed, scale, *_), pieces in groups.items():
+        yield Pieces(pieces), steps(decayed, scale)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from . import block as blocks_of
+from . import budget
 from .block import Block, Partition
 from .closure import Closure, without_gradients
 from .composition import Fixed, both_parts, check, check_anchor, check_model, check_numbers, count, parts_of
@@ -46,7 +47,9 @@ class ZeroOrder(torch.optim.Optimizer):
     Args:
         model: its trainable parameters are optimized; fp32, fp64, fp16 or bf16.
         lr: learning rate; ``param_groups`` hold it, so ``torch.optim.lr_scheduler`` works. A schedule may weigh steps;
-            records hold the product.
+            records hold the product. Without one, eps and lr are in units of the weights: directions are scaled by the
+            size of each tensor (``Relative``), coefficients by their own running size (``Normalized``), and lr is
+            chosen such that a run moves the weights by a few percent (``budget``).
         partition: cuts the model into blocks: ``whole``, ``layers``, ``linears``, or a list of blocks.
         schedule: which block is active in a turn.
         subspace: where in the block directions are drawn.
@@ -64,6 +67,7 @@ class ZeroOrder(torch.optim.Optimizer):
         rounding: of 16-bit weights.
         restore: "copy" never writes θ while measuring; "subtract" is MeZO's way, in place.
         patience: consecutive steps with a non-finite loss before giving up.
+        steps: length of the run, over which lr falls linearly to zero, by itself; by default lr stays as it is.
     """
 
     model, weights, partition, blocks = Fixed[nn.Module](), Fixed[Weights](), Fixed[Any](), Fixed[tuple[Block, ...]]()
@@ -99,7 +103,7 @@ class ZeroOrder(torch.optim.Optimizer):
     def __init__(
         self,
         model: nn.Module,
-        lr: float,
+        lr: float | None = None,
         *,
         partition: Partition | Sequence[Block | Iterable[str]] = blocks_of.layers,
         schedule: Schedule | None = None,
@@ -116,18 +120,24 @@ class ZeroOrder(torch.optim.Optimizer):
         rounding: Rounding = Rounding.STOCHASTIC,
         restore: Restore = "copy",
         patience: int = 20,
+        steps: int | None = None,
     ) -> None:
         check_model(model)
-        check_numbers(lr, weight_decay, clip)
+        check_numbers(0.0 if lr is None else lr, weight_decay, clip)
         interval, fold, patience = count("interval", interval), count("fold", fold), count("patience", patience)
         self.schedule: Schedule = schedule or Shuffled()
-        self.subspace = subspace or Full()
-        self.estimator: Estimator = estimator or TwoSided()
-        self.rule = rule or SGD()
+        subspace, rule = subspace or Full(), rule or SGD()
+        self.estimator: Estimator = estimator or (TwoSided() if lr is not None else TwoSided(budget.EPS))
+        self.subspace, self.rule = (subspace, rule) if lr is not None else budget.unscaled(subspace, rule)
         check(self.subspace, restore, interval, fold, weight_decay)
         check_anchor(self.estimator, restore, fold)
         self.model, self.partition = model, partition
         self.blocks = partition(model) if callable(partition) else blocks_of.explicit(model, partition)
+        self.length = None if steps is None else count("steps", steps)
+        if lr is None:
+            allowed = budget.Budget.of(self)
+            lr = allowed.rate(self.length, "linear") if self.length else allowed.constant
+        self._first_lr = lr
         self.interval, self.fold, self.seed = interval, fold, Key(seed, 0).seed
         self.weight_decay, self.decays = weight_decay, decays
         self.clip = None if clip is None else float(clip)
@@ -150,6 +160,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self._state = State(
             self.state, self.rule.state, self.rule.carried, self.rule.reset, self.rule.dtype, self.weights.basis,
             capacity=lambda: self.weights.largest_size(self.turns.most),
+            table=(len(self.blocks) + 1, self.rule.block_numbers),
         )  # fmt: skip
         self._settled = False
         """Settled between folds, or a fold failed: no further steps."""
@@ -201,6 +212,8 @@ class ZeroOrder(torch.optim.Optimizer):
         """
         wanted = closure if anchor is None or not self.anchoring else anchor
         objective = None if self.estimator.recall(self.steps) else objective_of(wanted)
+        if self.length is not None and objective is not None:  # a recorded step brings its own
+            self.lr = self._first_lr * max(0.0, 1 - self.steps / self.length)
         if objective is None or not objective.submits:
             self.flush()  # steps submitted before this one come first
         if self.turns.due(self.turn):  # an error kept the last step from entering it
@@ -304,6 +317,7 @@ class ZeroOrder(torch.optim.Optimizer):
             "run_of_bad": self.skipping.run,
             "scores": self.scores,
             "thresholds": dict(self.weights.initial),
+            **({"table": self._state.table.tolist()} if self.rule.block_numbers else {}),
             "held": held if self.steps % self.fold else {},
             **({"anchor": {n: t.clone() for n, t in self.weights.anchor.items()}} if self.estimator.anchors else {}),
             "state": self._state.saved({id(p): n for n, p in self.params.items()}),
@@ -342,6 +356,8 @@ class ZeroOrder(torch.optim.Optimizer):
         weight, others = state_dict.get("weight", 1.0), tuple(map(tuple, state_dict.get("others", ())))
         turn = Turn(steps, steps // self.interval, state_dict["block"], tuple(state_dict["scores"]), weight, others)
         self.enter(turn)
+        if self.rule.block_numbers:
+            self._state.table.copy_(torch.tensor(state_dict["table"], dtype=torch.float64))
         for name, held in self.weights.held.items():  # where they are: captured steps know the address
             saved = state_dict.get("held", {}).get(name)
             held.zero_() if saved is None else held.copy_(saved)

@@ -78,12 +78,14 @@ def _walk(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None
 def _leap(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None:
     """All steps of a block together, block after block."""
     optimizer.flush()
-    turn = optimizer.plan().turn  # which refuses weights that were settled between folds
+    plan = optimizer.plan()  # which refuses weights that were settled between folds
+    turn = plan.turn
     visits: dict[int, list[Record]] = defaultdict(list)
     for record in records:
         _check(record, turn.block)
+        weighed = dataclasses.replace(record, coeffs=plan.weighed(record.coeffs, record.block))
         for block, factor in turn.active:  # every block has its own learning rate
-            visits[block].append(record if factor == 1 else dataclasses.replace(record, lr=record.lr * factor))
+            visits[block].append(weighed if factor == 1 else dataclasses.replace(weighed, lr=record.lr * factor))
         turn = optimizer.turns.after(turn, record)
     share = len(records) / sum(map(len, visits.values()))  # a step of several blocks is among the visits of each
     fused.advance(optimizer, visits, lambda done: report(share * done))

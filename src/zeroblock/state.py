@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +11,12 @@ from torch import Tensor
 from .basis import Basis
 from .direction import Member
 from .errors import ZeroBlockError
+
+
+class Weighs(Protocol):
+    """A rule, as far as its numbers per block are concerned."""
+
+    def weigh(self, coeffs: Sequence[float], table: list[list[float]], block: int) -> Sequence[float]: ...
 
 
 class State:
@@ -28,6 +34,7 @@ class State:
         dtype_of: the dtype that the rule keeps for a tensor.
         basis_of: the basis that a tensor had in an earlier turn, by name and turn.
         capacity: gives the number of coordinates of the largest block.
+        table: (blocks + 1, numbers per block) of the rule's numbers per block, which outlive turns.
     """
 
     def __init__(
@@ -39,10 +46,13 @@ class State:
         dtype_of: Callable[[Member], torch.dtype],
         basis_of: Callable[[str, int], Basis],
         capacity: Callable[[], int],
+        table: tuple[int, int] = (1, 0),
     ) -> None:
         self.values, self.names, self.carried, self.reset = values, tuple(names), tuple(carried), reset
         self.dtype_of, self.basis_of, self.capacity = dtype_of, basis_of, capacity
         self.turn = 0
+        self.table = torch.zeros(table, dtype=torch.float64)
+        """The rule's numbers per block; the last row is of all blocks together."""
         self._arenas: dict[tuple[torch.dtype, torch.device], tuple[Tensor, int]] = {}
         """Memory for states that are dropped at the end of a turn, and how many elements of it are in use."""
         self._ticks: Tensor | None = None
@@ -80,9 +90,11 @@ class State:
             factors: the rule's factors after so many steps of a turn.
             interval: steps per turn.
         """
-        if not self.names:
-            return
         for member in members:
+            if self.table.numel() and self.table.device != member.param.device:
+                self.table = self.table.to(member.param.device)
+            if not self.names:
+                return
             self.of(member)
             if self._ticks is None:
                 device = member.param.device
@@ -128,7 +140,18 @@ class State:
     def memory(self, members: Iterable[Member]) -> tuple[int, ...]:
         """Addresses of the states of these tensors, which a captured step holds on to."""
         states = (self.values[member.param] for member in members if member.param in self.values)
-        return tuple(value.data_ptr() for state in states for value in state.values() if isinstance(value, Tensor))
+        tables = [self.table] if self.table.numel() else []
+        kept = (value for state in states for value in state.values() if isinstance(value, Tensor))
+        return tuple(tensor.data_ptr() for tensor in (*tables, *kept))
+
+    def weigh(self, rule: Weighs, coeffs: Sequence[float], block: int) -> Sequence[float]:
+        """The coefficients that a rule's step takes for the measured ones, by its numbers of the block."""
+        if not self.table.numel():
+            return coeffs
+        table = self.table.tolist()
+        weighed = rule.weigh(coeffs, table, block)
+        self.table.copy_(torch.tensor(table, dtype=torch.float64))
+        return weighed
 
     def saved(self, names: dict[int, str]) -> dict[str, dict[str, Any]]:
         """A copy of every state by name; ``names`` are the tensors' names by id."""

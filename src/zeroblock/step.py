@@ -344,8 +344,7 @@ class Plan:
 
     def prepare(self) -> None:
         """Make the state that outlives the step, before the step runs on the device."""
-        if self.rule.state:
-            self.state.prepare(self.members, self.rule.factors, self.weights.interval)
+        self.state.prepare(self.members, self.rule.factors, self.weights.interval)
 
     def gather(self, losses: Tensor) -> Tensor:
         """(points,) the losses of all processes; there is one."""
@@ -358,12 +357,16 @@ class Plan:
 
     def update(self, coeffs: Sequence[float], curvatures: Sequence[float] = ()) -> None:
         """θ ← θ - lr·Pδ, with coefficients (and curvatures, where they are measured) on the host."""
-        shares = [c / len(coeffs) for c in clamped(coeffs, self.clip)]
+        shares = [c / len(coeffs) for c in self.weighed(coeffs, self.turn.block)]
         for factor, members in self.weights.grouped(self.members, self.turn.active):
             lr = self.lr * factor
             move = Move(self.key, shares, lr, functools.partial(self._decay, lr), curvatures=curvatures)
             self.rule.update_(members, self.state, move)
         self.state.wind()
+
+    def weighed(self, coeffs: Sequence[float], block: int) -> tuple[float, ...]:
+        """The coefficients that a step on a block takes for the measured ones; the rule remembers them."""
+        return tuple(self.state.weigh(self.rule, clamped(coeffs, self.clip), block))
 
     def update_on_device(self, coeffs: Tensor, lr: Tensor, live: Tensor) -> None:
         """The same with coefficients that stay on the device; if one is not finite, nothing moves.
@@ -375,7 +378,8 @@ class Plan:
         """
         taken = coeffs.isfinite().all() & (live != 0)
         clipped = coeffs if self.clip is None else coeffs.clamp(-self.clip, self.clip)
-        shares = torch.where(taken, clipped / len(coeffs), 0.0)
+        weighed = self.rule.weigh_on_device(clipped, taken, self.state.table, self.turn.block)
+        shares = torch.where(taken, weighed / len(coeffs), 0.0)
         decay = functools.partial(self._decay, self.lr)
         self.rule.update_(self.members, self.state, Move(self.key, shares, lr, decay, taken))
 

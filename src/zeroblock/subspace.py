@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .basis import CHUNK, Basis, Elementwise, Factored, Framed, OuterProduct, Site
+from .basis import CHUNK, Basis, Elementwise, Factored, Framed, Initial, OuterProduct, Scaled, Site
 from .errors import ZeroBlockError
 from .noise import BASIS, Key, RandomMask, SmallMask
 from .registry import Registry
@@ -28,6 +28,9 @@ class Subspace(abc.ABC):
         """Whether a tensor's basis is the same in every turn, so that it need not be made again."""
         return False
 
+    relative = False
+    """Whether its directions are in units of the weights."""
+
     @property
     def folds(self) -> bool:
         """Whether its steps can be held in coordinates and folded into the weights later."""
@@ -38,8 +41,8 @@ class Subspace(abc.ABC):
         """Whether subtracting a perturbation undoes adding it, in exact arithmetic."""
         return True
 
-    def initial(self, param: Tensor) -> float | None:
-        """A number that bases need of the weights before training; None, the default, for none."""
+    def initial(self, param: Tensor) -> Initial:
+        """Numbers that bases need of the weights before training; None, the default, for none."""
         return None
 
     @abc.abstractmethod
@@ -149,7 +152,7 @@ class Sparse(Subspace):
         return smallest(param, max(1, round(self.keep * param.numel())))
 
     def basis(self, param: Tensor, key: Key, site: Site) -> Basis:
-        assert site.initial is not None
+        assert isinstance(site.initial, float)
         return Elementwise(param.numel(), site, None if self.keep == 1 else SmallMask(site.initial))
 
 
@@ -167,6 +170,75 @@ class Bernoulli(Subspace):
         limit = math.ceil(self.keep * 2**32) - 1
         mask = None if self.keep == 1 else RandomMask(key.to(stream=BASIS), limit)
         return Elementwise(param.numel(), site, mask)
+
+
+@SUBSPACES.register
+@dataclasses.dataclass(frozen=True)
+class Relative(Subspace):
+    """Directions in units of the weights: P = diag(s)·Q for another subspace's Q, with s per tensor.
+
+        s = max(rms of the tensor before training, 1 / (4·√fan-in)) / rms of the elements of Qz
+
+    Then eps and lr are pure numbers: a step of 0.01 moves every tensor by a hundredth of its own size,
+    a bias of 77 as well as a matrix of 0.01.  The floor is for tensors that begin at or near zero,
+    such as the second factor of LoRA: a quarter of the size that keeps a layer's outputs at unit variance.
+
+    Args:
+        subspace: where directions are drawn.
+    """
+
+    subspace: Subspace = Full()
+
+    relative = True
+
+    @property
+    def fixed(self) -> bool:
+        return self.subspace.fixed
+
+    @property
+    def folds(self) -> bool:
+        return self.subspace.folds
+
+    @property
+    def retraces(self) -> bool:
+        return self.subspace.retraces
+
+    def initial(self, param: Tensor) -> Initial:
+        return (typical_size(param), self.subspace.initial(param))
+
+    def basis(self, param: Tensor, key: Key, site: Site) -> Basis:
+        assert isinstance(site.initial, tuple)
+        size, initial = site.initial
+        inner = self.subspace.basis(param, key, dataclasses.replace(site, initial=initial))
+        return Scaled(inner, rounded(size / inner.spread))
+
+
+FLOOR = 0.25
+"""Smallest size of a tensor for :class:`Relative`, in units of 1/√fan-in, the usual size of initial weights.
+Qwen2.5-1.5B's matrices have 0.4 to 1.2 of these units, SmolLM2-135M's 1 to 10."""
+SCALE_BITS = 8
+"""Significant bits of a scale: so few that the order in which a device adds up squares does not matter."""
+
+
+def typical_size(param: Tensor) -> float:
+    """The root mean square of a tensor's elements, at least a quarter of 1/√fan-in."""
+    flat = param.detach().reshape(-1)
+    if not flat.numel():
+        return 1.0
+    squares = math.fsum(float(part.double().square().sum()) for part in flat.split(CHUNK))
+    rms = math.sqrt(squares / flat.numel())
+    fan_in = flat.numel() // param.shape[0] if param.dim() > 1 else flat.numel()
+    return rounded(max(rms, FLOOR / math.sqrt(fan_in)) if math.isfinite(rms) else FLOOR / math.sqrt(fan_in))
+
+
+def rounded(scale: float) -> float:
+    """A scale with SCALE_BITS significant bits.
+
+    >>> rounded(1 / 3)
+    0.333984375
+    """
+    mantissa, exponent = math.frexp(scale)
+    return math.ldexp(round(math.ldexp(mantissa, SCALE_BITS)), exponent - SCALE_BITS)
 
 
 def _check_fraction(subspace: Sparse | Bernoulli) -> None:

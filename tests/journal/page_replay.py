@@ -277,7 +277,13 @@ class Replay:
         self.dtype = header["dtype"]
         self.rademacher = self.method["distribution"] == "rademacher"
         self.interval, self.fold = self.method["interval"], self.method.get("fold", 1)
-        self.rule, self.subspace = self.method["rule"], self.method["subspace"]
+        self.rule, self.subspace, self.scales = self.method["rule"], self.method["subspace"], {}
+        self.sizes: list[list[float]] = []
+        if self.rule["name"] == "Normalized":
+            self.rule, self.sizes = self.rule["rule"], [[0.0, 0.0] for _ in range(len(self.blocks) + 1)]
+        if self.subspace["name"] == "Relative":
+            self.subspace = self.subspace["subspace"]
+            self.scales = {name: self.scale(name) for name in self.weights}
         self.state: dict[str, dict[str, Any]] = {}
         self.held: dict[str, np.ndarray] = {}
         self.scores, self.turn = [0.0] * len(self.blocks), dict[int, float]()
@@ -287,6 +293,43 @@ class Replay:
             for name, value in self.weights.items():
                 k = max(1, round(self.subspace["keep"] * value.size))
                 self.thresholds[name] = np.sort(np.abs(value))[k - 1]
+
+    # units
+
+    def scale(self, name: str) -> float:
+        """The size of a tensor's base weights over that of its direction, of eight bits."""
+        n, low = self.weights[name].size, self.rank(name)
+        if not n:
+            return 1.0
+        fan_in = n // self.shapes[name][0] if len(self.shapes[name]) > 1 else n
+        rms = math.sqrt(np.sum(self.weights[name].astype(np.float64) ** 2) / n)
+        size = eight_bits(max(rms, 0.25 / math.sqrt(fan_in)))
+        return eight_bits(size / math.sqrt(low[2] if low else 1))
+
+    def times(self, name: str, alphas: Sequence[float]) -> list[float]:
+        scale = self.scales.get(name)
+        return list(alphas) if scale is None else [float(F32(alpha) * F32(scale)) for alpha in alphas]
+
+    def weighed(self, block: int, coeffs: Sequence[float]) -> list[float]:
+        """Coefficients in units of their running size."""
+        if not self.sizes:
+            return list(coeffs)
+        own, every = self.sizes[block], self.sizes[-1]
+
+        def size() -> float:
+            mean = (own[0] + (1 - 0.95) * (every[0] / every[1])) / (own[1] + (1 - 0.95)) if every[1] else 0.0
+            return math.sqrt(math.pi / 2) * mean
+
+        limit = 3 * size() or math.inf
+        coeffs = [max(-limit, min(limit, c)) for c in coeffs]
+        total = [abs(c) for c in coeffs]
+        while len(total) > 1:
+            half = len(total) // 2
+            total = [total[i] + total[half + i] for i in range(half)] + total[2 * half :]
+        mean = total[0] * (1 / len(coeffs))
+        for row in (own, every):
+            row[0], row[1] = 0.95 * row[0] + (1 - 0.95) * mean, 0.95 * row[1] + (1 - 0.95)
+        return [c / size() if size() else 0.0 for c in coeffs]
 
     # addresses
 
@@ -429,13 +472,14 @@ class Replay:
             self.walk(block, step)
         if record.finite:
             clip = self.method.get("clip", math.inf)
-            share = [max(-clip, min(clip, c)) / len(record.coeffs) for c in record.coeffs]
+            clamped = [max(-clip, min(clip, c)) for c in record.coeffs]
+            share = [c / len(record.coeffs) for c in self.weighed(record.block, clamped)]
             self.pull = self.leaning(block, step) if self.rule["name"] == "Cone" else 0.0
             self.curvatures = record.curvatures
             for index, weight in self.turn.items():
                 for name in self.blocks[index]:
                     self.move(name, step, record.lr * (weight / self.turn[record.block]), share)
-            self.learn([max(-clip, min(clip, c)) for c in record.coeffs])
+            self.learn(clamped)
         self.steps += 1
         if self.fold > 1 and self.steps % self.fold == 0:
             self.fold_in(block)
@@ -456,10 +500,11 @@ class Replay:
             for scale in (eps, -2 * eps, eps) if two else (eps, -eps):
                 for name in block:
                     if self.rank(name):
-                        z = fma(self.coordinates(name, step, probe, measured=True), F32(scale), F32(0))
+                        (alpha,) = self.times(name, [scale])
+                        z = fma(self.coordinates(name, step, probe, measured=True), F32(alpha), F32(0))
                         self.lift(name, z, 1.0, self.at(step, probe, 3), 1.0)
                     else:
-                        self.add_noise(name, self.at(step, probe), [scale], 1.0)
+                        self.add_noise(name, self.at(step, probe), self.times(name, [scale]), 1.0)
 
     def add_noise(self, name: str, at: Address, alphas: Sequence[float], decay: float) -> None:
         if decay == 1.0 and not any(alphas):
@@ -478,8 +523,10 @@ class Replay:
         decay = 1 - lr * self.header["weight_decay"] if self.header["weight_decay"] and applies else 1.0
         low = self.rank(name)
         if self.rule["name"] == "SGD":
-            self.descend(name, step, [-lr * s for s in share], decay, low)
-        elif self.rule["name"] == "Adam" and not low and not self.outer(name):
+            self.descend(name, step, self.times(name, [-lr * s for s in share]), decay, low)
+            return
+        lr = lr * self.scales.get(name, 1.0)
+        if self.rule["name"] == "Adam" and not low and not self.outer(name):
             self.adam(name, step, lr, share, decay)
         else:
             g = self.estimate(name, step, share, low)
@@ -646,6 +693,11 @@ class Replay:
             word = words(self.at(step, 0, 3), self.offsets[name], g.size)
             m, v = rounded(m, "bfloat16", word), rounded(v, "bfloat16", word >> np.uint32(16))
         state["m"], state["v"] = m, v
+
+
+def eight_bits(scale: float) -> float:
+    mantissa, exponent = math.frexp(scale)
+    return math.ldexp(round(mantissa * 256), exponent - 8)
 
 
 def weights_of(data: bytes, base: dict[str, np.ndarray], stacks: Sequence[str]) -> dict[str, np.ndarray]:

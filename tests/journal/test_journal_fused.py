@@ -42,6 +42,14 @@ CASES["rank one, signs, to nearest"] = (
     torch.bfloat16,
     {"subspace": zb.LowRank(1), "distribution": Distribution.RADEMACHER, "rounding": Rounding.NEAREST},
 )
+CASES["in units of the weights, two probes"] = (
+    torch.bfloat16,
+    {"subspace": zb.Relative(), "rule": zb.Normalized(), "estimator": zb.TwoSided(0.04, 2), "clip": 0.1},
+)
+CASES["low rank, in units of the weights"] = (
+    torch.float32,
+    {"subspace": zb.Relative(zb.LowRank(2)), "rule": zb.Normalized(), "interval": 2},
+)
 
 
 class Odd(nn.Module):

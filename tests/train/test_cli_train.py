@@ -159,7 +159,7 @@ def test_exact_match_stands_beside_f1(llama: Path, data: Path, tmp_path: Path) -
     ("arguments", "message"),
     [
         (["train"], "model is missing: give --model"),
-        (["train", "--model", "m", "--task", "sst2"], "needs a learning rate"),
+        (["train", "--model", "m", "--task", "sst2", "--method", "ft"], "needs a learning rate"),
         (["train", "--model", "./no", "--task", "sst2", "--lr", "1"], "no folder './no'"),
         (["train", "--config", "no.toml"], "cannot read no.toml"),
         (["eval", "--model", "./no", "--task", "sst2", "--split", "tests"], "unknown split 'tests'"),

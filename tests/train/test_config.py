@@ -58,7 +58,7 @@ def test_round_trip_of_every_setting(tmp_path: Path) -> None:
         ({"steps": 2**32}, "steps must be below 2**32"),
         ({"data_seed": 2**32}, "data_seed must be below 2**32"),
         ({"seed": -1}, "seed must be at least 0"),
-        ({"lr": None}, "needs a learning rate"),
+        ({"lr": None, "method": "ft"}, "needs a learning rate"),
         ({"lr": float("inf")}, "lr must be finite"),
         ({"lr": -1.0}, "lr must be at least 0"),
         ({"eps": 0.0}, "eps must be positive"),

@@ -1,13 +1,15 @@
 """Bases: the linear map P of one tensor, which lifts coordinates z into the tensor's space."""
 
-from .base import CHUNK, Alphas, Basis, Site
+from .base import CHUNK, Alphas, Basis, Initial, Site
 from .elementwise import Elementwise
 from .elsewhere import Elsewhere
 from .factored import Factored
 from .framed import Framed
 from .outer import OuterProduct
+from .scaled import Scaled, times
 from .shaped import Shaped
 
 __all__ = [
-    "CHUNK", "Alphas", "Basis", "Elementwise", "Elsewhere", "Factored", "Framed", "OuterProduct", "Shaped", "Site",
+    "CHUNK", "Alphas", "Basis", "Elementwise", "Elsewhere", "Factored", "Framed", "Initial", "OuterProduct", "Scaled",
+    "Shaped", "Site", "times",
 ]  # fmt: skip

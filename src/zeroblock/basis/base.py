@@ -15,6 +15,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,10 @@ Alphas = Sequence[float] | Tensor
 """Coefficients, one per probe; a tensor holds them on the device, in fp32."""
 
 
+Initial = float | tuple[Any, ...] | None
+"""The numbers that a subspace reads off a tensor before training."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Site:
     """Where a tensor lies among the weights, and how its values are drawn and stored.
@@ -37,13 +42,13 @@ class Site:
         offset: global offset of the tensor's first element, which addresses its noise.
         distribution: of the coordinates.
         rounding: of 16-bit weights.
-        initial: the number that :meth:`Subspace.initial` read off the weights before training, if any.
+        initial: what :meth:`Subspace.initial` read off the weights before training, if anything.
     """
 
     offset: int
     distribution: Distribution = Distribution.NORMAL
     rounding: Rounding = Rounding.STOCHASTIC
-    initial: float | None = None
+    initial: Initial = None
 
 
 class Basis(abc.ABC):
@@ -87,6 +92,16 @@ class Basis(abc.ABC):
     def rounding(self) -> Rounding:
         """How results become 16-bit weights."""
         return Rounding.STOCHASTIC
+
+    @property
+    def scale(self) -> float:
+        """A factor on P that a kernel which takes ``elementwise`` has to apply itself."""
+        return 1.0
+
+    @property
+    def spread(self) -> float:
+        """Root mean square of the elements of Pz that move, for z of unit variance."""
+        return 1.0
 
     @property
     def factor_shape(self) -> tuple[int, int] | None:

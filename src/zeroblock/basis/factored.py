@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
@@ -48,6 +49,10 @@ class Factored(Held):
     @property
     def replays_together(self) -> bool:
         return not self.stale
+
+    @property
+    def spread(self) -> float:
+        return math.sqrt(self.rank)
 
     @property
     def factor_shape(self) -> tuple[int, int]:

@@ -50,6 +50,6 @@ def demo(
         typer.echo(f"This run had finished before; zeroblock demo --seed {seed + 1} makes another.")
     typer.echo(f"The run is in {folder}: report.html shows it, and journal.zbj rebuilds the weights at any step.")
     typer.echo(
-        "Next: zeroblock train --model smollm2 --task mine.jsonl --lr 3e-4 --steps 2000, where each line of "
+        "Next: zeroblock train --model smollm2 --task mine.jsonl --steps 2000, where each line of "
         'mine.jsonl is {"prompt": ..., "completion": ...}'
     )

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.text import Text
 
-    from ..journal import Contents
+    from ..journal import Contents, Header
+    from ..journal.format import Records
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_POINTS = 56
@@ -51,12 +52,19 @@ def _described(contents: Contents, size: int, missing: int) -> dict[str, Any]:
 
     header, records = contents.header, contents.records
     finite, coeffs = records.finite, records.coeffs.astype(np.float64)
+    moves = moved(header, records)
     blocks = []
     for i, name in enumerate(header.blocks):
         visited = records.block == i
-        squares = coeffs[visited & finite] ** 2
+        squares, steps = coeffs[visited & finite] ** 2, None if moves is None else moves[visited & finite]
         blocks.append(
-            {"name": name, "visits": int(visited.sum()), "rms": math.sqrt(squares.mean()) if squares.size else None}
+            {
+                "name": name,
+                "visits": int(visited.sum()),
+                "rms": math.sqrt(squares.mean()) if squares.size else None,
+                "step": float(np.median(steps)) if steps is not None and steps.size else None,
+                "moved": math.sqrt(float(np.sum(steps**2))) if steps is not None and steps.size else None,
+            }
         )
     return {
         "model": header.model,
@@ -84,6 +92,22 @@ def _described(contents: Contents, size: int, missing: int) -> dict[str, Any]:
         "exported": header.steps is not None,
         "card": header.card,
     }
+
+
+def moved(header: Header, records: Records) -> NDArray[np.float64] | None:
+    """(steps,) the relative size of every step, rms of the step / rms of the weights; None where it cannot be told.
+
+    A journal without a learning rate tells it by itself; of others the weights are needed, see ``report.html``.
+    """
+    import numpy as np
+
+    from ..report.move import Moves
+
+    moves = Moves(header.parts, len(header.blocks), clip=header.method.get("clip"))
+    if not moves.known:
+        return None
+    steps = zip(records.block.tolist(), records.lr.tolist(), records.coeffs.tolist(), strict=True)
+    return np.array([moves.next(*step) for step in steps], dtype=np.float64)
 
 
 def _finite(value: float) -> float | None:
@@ -169,15 +193,23 @@ def _print(contents: Contents, described: dict[str, Any]) -> None:
         console.print(f"|c|     {text}", markup=False)
     if len(described["blocks"]) > 1:
         visits = max(block["visits"] for block in described["blocks"])
-        blocks = Table("block", "steps", "", "rms c", title="steps on each block", title_justify="left")
+        relative = any(block["step"] is not None for block in described["blocks"])
+        sizes = ("typical step", "moved in all") if relative else ()
+        title = "steps on each block" + (", their size beside that of the weights" if relative else "")
+        blocks = Table("block", "steps", "", "rms c", *sizes, title=title, title_justify="left")
         for block in described["blocks"]:
             rms = "" if block["rms"] is None else f"{block['rms']:.3g}"
             bar = "█" * math.ceil(BAR_CHARACTERS * block["visits"] / visits)
-            blocks.add_row(_shown(block["name"]), f"{block['visits']:,}", bar, rms)
+            shares = [_percent(block[name]) for name in ("step", "moved")] if relative else []
+            blocks.add_row(_shown(block["name"]), f"{block['visits']:,}", bar, rms, *shares)
         console.print(blocks)
     if described["card"]:
         card = "\n".join(shown(line, MAX_SHOWN_CHARACTERS) for line in described["card"].splitlines())
         console.print(Markdown(card, hyperlinks=False))  # a link shows where it leads
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2g} %"
 
 
 def _integrity(contents: Contents, missing: int) -> str:

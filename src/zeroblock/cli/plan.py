@@ -103,7 +103,7 @@ def _print(found: Forecast, values: dict[str, Any]) -> None:
     for key, value in values.items():
         flag = f"--{key.replace('_', '-')}"
         words += [flag] if value is True else [f"--no-{flag[2:]}"] if value is False else [flag, str(value)]
-    line = shown(shlex.join(words), 2000) + ("" if "lr" in values else " --lr LR")
+    line = shown(shlex.join(words), 2000) + ("" if "lr" in values or config.method != "ft" else " --lr LR")
     console.print(f" Start it with: {line}", markup=False, soft_wrap=True)
 
 

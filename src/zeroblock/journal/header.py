@@ -226,7 +226,8 @@ class Header:
                 f"the journal was written by zeroblock {shown(theirs.get('zeroblock'))}, this is {mine['zeroblock']}; "
                 "install a newer one, or take the risk with --force (in Python force=True)"
             )
-        if theirs.get("torch") != mine["torch"] and self.method["rule"] != {"name": "SGD"}:
+        rule = self.method["rule"] or {}
+        if theirs.get("torch") != mine["torch"] and rule.get("rule", rule) != {"name": "SGD"}:
             warnings.warn(
                 f"the journal was written with torch {shown(theirs.get('torch'))}, this is {mine['torch']}: with a "
                 "rule other than SGD the weights may differ in their last bits",

@@ -16,9 +16,9 @@ from ..block import Block, Partition
 from ..errors import ZeroBlockError, shown, unknown
 from ..estimator import ESTIMATORS
 from ..registry import Registry
-from ..rule import RULES
+from ..rule import RULES, Rule
 from ..schedule import SCHEDULES, Schedule
-from ..subspace import SUBSPACES
+from ..subspace import SUBSPACES, Subspace
 
 KNOWN: dict[str, Registry] = {
     "schedule": SCHEDULES,
@@ -26,8 +26,10 @@ KNOWN: dict[str, Registry] = {
     "estimator": ESTIMATORS,
     "rule": RULES,
 }
+PARTS: dict[Any, str] = {Schedule: "schedule", Subspace: "subspace", Rule: "rule"}
+"""Parts that hold another one name its protocol or base class: Adaptive has the schedule of its warm-up."""
 MAX_DEPTH = 4
-"""Schedules within schedules: Adaptive holds the schedule of its warm-up."""
+"""Parts within parts."""
 
 Spec = dict[str, Any]
 
@@ -37,10 +39,11 @@ def describe(kind: str, part: object) -> Spec | None:
     if KNOWN[kind].classes().get(type(part).__name__) is not type(part):
         return None
     data: Spec = {"name": type(part).__name__}
+    hints = typing.get_type_hints(type(part))
     for field in dataclasses.fields(part):  # type: ignore[arg-type]
         value = getattr(part, field.name)
         if dataclasses.is_dataclass(value):
-            value = describe("schedule", value)
+            value = describe(PARTS[hints[field.name]], value)
             if value is None:
                 return None
         data[field.name] = list(value) if isinstance(value, tuple) else value
@@ -68,10 +71,10 @@ def build(kind: str, spec: object, depth: int = MAX_DEPTH) -> Any:
     values = {}
     for field in fields:
         value = spec[field]
-        if hints[field] is Schedule:
+        if hints[field] in PARTS:
             if not depth:
-                raise ZeroBlockError(f"{kind} {name}: schedules are nested too deep")
-            values[field] = build("schedule", value, depth - 1)
+                raise ZeroBlockError(f"{kind} {name}: parts are nested too deep")
+            values[field] = build(PARTS[hints[field]], value, depth - 1)
             continue
         if not fits(value, hints[field]):
             raise ZeroBlockError(f"{kind} {name}: {field} cannot be {shown(repr(value))}")

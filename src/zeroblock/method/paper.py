@@ -13,7 +13,7 @@ from ..optimizer import ZeroOrder
 from ..rule import Adam, Momentum, Sign
 from ..schedule import Adaptive, Ascending, Schedule, Shuffled
 from ..subspace import LowRank, Sparse
-from .table import EPS, measured, method
+from .table import measured, method
 
 MEZO = "Malladi et al. 2023, Fine-Tuning Language Models with Just Forward Passes"
 BCD = "Park et al. 2025, Elucidating Subspace Perturbation in Zeroth-Order Optimization: Theory and Practice at Scale"
@@ -26,8 +26,8 @@ MOMENTUM = "Zhang et al. 2024, Revisiting Zeroth-Order Optimization for Memory-E
 @method(MEZO)
 def mezo(
     model: nn.Module,
-    lr: float = 1e-6,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     probes: int = 1,
     estimator: Estimator | None = None,
@@ -40,12 +40,12 @@ def mezo(
     """
     if as_published:
         options = {"restore": "subtract", "rounding": Rounding.NEAREST, **options}
-    return ZeroOrder(model, lr, partition=whole, estimator=measured(estimator, eps, probes), **options)
+    return ZeroOrder(model, lr, partition=whole, estimator=measured(estimator, eps, probes, lr), **options)
 
 
 @method(MEZO)
 def mezo_adam(
-    model: nn.Module, lr: float = 1e-5, eps: float = EPS, *, rule: Adam | None = None, **options: Any
+    model: nn.Module, lr: float | None = None, eps: float | None = None, *, rule: Adam | None = None, **options: Any
 ) -> ZeroOrder:
     """MeZO with Adam's moments of every weight, kept: eight bytes per weight."""
     return mezo(model, lr, eps, rule=rule or Adam(reset=False), **options)
@@ -54,8 +54,8 @@ def mezo_adam(
 @method(BCD)
 def mezo_bcd(
     model: nn.Module,
-    lr: float = 1e-5,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     probes: int = 1,
     partition: Partition = layers,
@@ -64,15 +64,15 @@ def mezo_bcd(
     **options: Any,
 ) -> ZeroOrder:
     """Perturb and move one block per step, each block once per cycle in random order."""
-    schedule, estimator = schedule or Shuffled(), measured(estimator, eps, probes)
+    schedule, estimator = schedule or Shuffled(), measured(estimator, eps, probes, lr)
     return ZeroOrder(model, lr, partition=partition, schedule=schedule, estimator=estimator, **options)
 
 
 @method(BCD)
 def mezo_bcd_adaptive(
     model: nn.Module,
-    lr: float = 5e-6,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     probes: int = 1,
     partition: Partition = layers,
@@ -91,8 +91,8 @@ def mezo_bcd_adaptive(
 @method(BCD)
 def mezo_bcd_adam(
     model: nn.Module,
-    lr: float = 5e-5,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     interval: int = 50,
     rule: Adam | None = None,
@@ -105,8 +105,8 @@ def mezo_bcd_adam(
 @method(LOZO)
 def lozo(
     model: nn.Module,
-    lr: float = 1e-6,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     rank: int = 2,
     interval: int = 50,
@@ -121,14 +121,16 @@ def lozo(
 
 
 @method(LOZO)
-def lozo_m(model: nn.Module, lr: float = 1e-6, eps: float = EPS, *, beta: float = 0.9, **options: Any) -> ZeroOrder:
+def lozo_m(
+    model: nn.Module, lr: float | None = None, eps: float | None = None, *, beta: float = 0.9, **options: Any
+) -> ZeroOrder:
     """LOZO with momentum of m×r coordinates, carried from one V to the next."""
     return lozo(model, lr, eps, rule=Momentum(beta), **options)
 
 
 @method(SPARSE)
 def sparse_mezo(
-    model: nn.Module, lr: float = 2e-7, eps: float = EPS, *, keep: float = 0.75, **options: Any
+    model: nn.Module, lr: float | None = None, eps: float | None = None, *, keep: float = 0.75, **options: Any
 ) -> ZeroOrder:
     """MeZO on the weights of small magnitude; ``keep`` is the percentile that SparseMeZO calls its sparsity."""
     return mezo(model, lr, eps, subspace=Sparse(keep), **options)
@@ -136,7 +138,7 @@ def sparse_mezo(
 
 @method(SIGN)
 def zo_sign(
-    model: nn.Module, lr: float = 1e-6, eps: float = EPS, *, partition: Partition = whole, **options: Any
+    model: nn.Module, lr: float | None = None, eps: float | None = None, *, partition: Partition = whole, **options: Any
 ) -> ZeroOrder:
     """Move every active coordinate by lr, against the sign of its estimate."""
     return mezo_bcd(model, lr, eps, partition=partition, rule=Sign(), **options)
@@ -145,8 +147,8 @@ def zo_sign(
 @method(MOMENTUM)
 def zo_momentum(
     model: nn.Module,
-    lr: float = 1e-6,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     beta: float = 0.9,
     partition: Partition = whole,

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from .. import budget
 from ..errors import ZeroBlockError, unknown
 from ..estimator import Estimator, TwoSided
 from ..optimizer import ZeroOrder
@@ -35,11 +36,15 @@ def method(citation: str) -> Callable[[Method], Method]:
     return enter
 
 
-def measured(estimator: Estimator | None, eps: float, probes: int) -> Estimator:
-    """The estimator that was given, or central differences; one that is given brings its own eps and probes."""
+def measured(estimator: Estimator | None, eps: float | None, probes: int, lr: float | None = 0.0) -> Estimator:
+    """The estimator that was given, or central differences; one that is given brings its own eps and probes.
+
+    Without eps it is that of the papers, or without lr a share of the weights.
+    """
+    usual = budget.EPS if lr is None else EPS
     if estimator is None:
-        return TwoSided(eps, probes)
-    if (eps, probes) != (EPS, 1):
+        return TwoSided(usual if eps is None else eps, probes)
+    if eps not in (None, usual) or probes != 1:
         raise ZeroBlockError(f"eps and probes belong to the estimator: give them to {type(estimator).__name__} alone")
     return estimator
 
@@ -61,7 +66,7 @@ def describe(factory: Method) -> dict[str, Any]:
     return {
         "name": factory.__name__,
         "summary": (inspect.getdoc(factory) or "").partition("\n")[0].replace("``", ""),
-        "parts": factory(specimen()).parts,
+        "parts": factory(specimen(), lr=0.0).parts,
         "defaults": defaults,
         "citation": CITATIONS[factory.__name__],
     }

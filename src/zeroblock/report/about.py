@@ -52,11 +52,16 @@ def write_about(folder: Path, model: nn.Module, optimizer: ZeroOrder | None) -> 
             {
                 "name": block.name,
                 "weights": sum(optimizer.params[name].numel() for name in block.params),
-                "rms": _rms([optimizer.params[name] for name in block.params]),
+                "rms": rms,
             }
-            for block in optimizer.blocks
+            for block, rms in zip(optimizer.blocks, block_sizes(optimizer), strict=True)
         ]
     atomic.write(folder / NAME, json.dumps(about, indent=2) + "\n")
+
+
+def block_sizes(optimizer: ZeroOrder) -> list[float | None]:
+    """The root mean square of the weights of every block; None where they hold no numbers that can be read."""
+    return [_rms([optimizer.params[name] for name in block.params]) for block in optimizer.blocks]
 
 
 def versions(names: tuple[str, ...]) -> dict[str, str]:

@@ -211,7 +211,8 @@ def _numbers(one: Evaluation) -> str:
 
 def _settings(facts: Facts) -> list[str]:
     config = facts.config
-    lr = f"{config.lr:g}" + (f", {config.lr_schedule}" if config.lr_schedule != "constant" else "")
+    rate = "automatic, in units of the weights" if config.lr is None else f"{config.lr:g}"
+    lr = rate + (f", {config.lr_schedule}" if config.lr_schedule != "constant" else "")
     return [
         f"- method: {config.method}",
         f"- steps: {config.steps:,}, each on {config.batch_size * config.accumulate} examples",

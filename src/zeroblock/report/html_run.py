@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import atomic
 from ..errors import shown
@@ -16,6 +17,7 @@ from ..evaluate.measurement import SPLITS
 from ..task.metric import is_loss
 from .html import REPORT, bar, card, command, fact, page, pairs, percent, plain, size, span, table
 from .html_chart import Level, Line, activity_chart, line_chart, number
+from .move import Moves
 from .source import Source, read_source
 from .summary import LOSS, setback
 
@@ -140,7 +142,8 @@ def _facts(source: Source) -> str:
     facts = []
     if config.trains:
         facts.append((f"{source.taken:,}", "steps"))
-        facts.append((plain(f"{config.lr:g}"), f"learning rate, {plain(config.lr_schedule)}"))
+        rate = "automatic" if config.lr is None else f"{config.lr:g}"
+        facts.append((plain(rate), f"learning rate, {plain(config.lr_schedule)}"))
         facts.append((f"{config.batch_size * config.accumulate}", "examples per step"))
     if summary.get("seconds"):
         facts.append((span(summary["seconds"]), "time in all"))
@@ -218,11 +221,19 @@ def _activity(source: Source) -> str:
     return card("Which block moved when", text, chart, style="figure")
 
 
-def _exact(source: Source) -> bool:
-    """Whether lr·|coefficient| is the rms of a step: plain descent along one direction with elements of variance 1."""
-    parts = source.about.get("parts", {})
-    plain_rule = str(parts.get("rule", "")).startswith("SGD") and str(parts.get("subspace", "")).startswith("Full")
-    return plain_rule and source.config.probes == 1
+def _moves(source: Source) -> NDArray[np.float64] | None:
+    """(steps,) the size of every step beside its block's weights; None where it cannot be told."""
+    if source.config.probes != 1:  # steps.csv has the mean of the coefficients
+        return None
+    about = source.about.get("blocks", [])
+    parts = {str(name): str(value) for name, value in source.about.get("parts", {}).items()}
+    sizes = [one.get("rms") for one in about] + [None] * (len(_names(source)) - len(about))
+    moves, steps = Moves(parts, len(_names(source)), sizes, source.config.clip), source.steps
+    if not moves.known:
+        return None
+    rows = zip(steps["block"].astype(int).tolist(), steps["lr"].tolist(), steps["coeff"].tolist(), strict=True)
+    found = [moves.next(block, lr, (coeff,)) for block, lr, coeff in rows]
+    return np.array([math.nan if size is None else size for size in found], dtype=np.float64)
 
 
 def _blocks(source: Source) -> str:
@@ -231,16 +242,16 @@ def _blocks(source: Source) -> str:
     known = np.isfinite(steps["coeff"])
     if not known.any() or len(names) > MAX_TABLE_BLOCKS:
         return ""
-    about = dict(enumerate(source.about.get("blocks", [])))
-    exact = _exact(source) and any(one.get("rms") for one in about.values())
+    moves = _moves(source)
+    exact = moves is not None
     rows: list[tuple[str, int, float, float | None, float | None]] = []
     for i, name in enumerate(names):
         mine = known & (steps["block"] == i)
         coeffs = np.abs(steps["coeff"][mine])
-        moves = coeffs * steps["lr"][mine]
-        rms = about.get(i, {}).get("rms") if exact else None
-        typical = float(np.median(moves)) / rms if rms and len(moves) else None
-        far = math.sqrt(float(np.sum(moves**2))) / rms if rms and len(moves) else None
+        sizes = np.array([]) if moves is None else moves[mine]
+        told = bool(len(sizes)) and bool(np.isfinite(sizes).all())
+        typical = float(np.median(sizes)) if told else None
+        far = math.sqrt(float(np.sum(sizes**2))) if told else None
         rows.append(
             (name, int((steps["block"] == i).sum()), float(np.median(coeffs)) if len(coeffs) else 0.0, typical, far)
         )
@@ -258,8 +269,8 @@ def _blocks(source: Source) -> str:
             ]
         cells.append(row)
     text = (
-        "A step changes every weight of its block by lr × coefficient × noise; beside the root mean square of the "
-        "block's weights this is its relative size. Steps are random in direction, so what a block has moved in all is "
+        "The size of a step is the root mean square of what it adds to the weights of its block, beside that of the "
+        "weights themselves. Steps are random in direction, so what a block has moved in all is "
         "the root of the sum of their squares."
         if exact
         else "The coefficient of a step is the measured slope of the loss along its random direction."

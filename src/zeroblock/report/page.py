@@ -116,7 +116,8 @@ def _facts(folder: Path, config: Config, summary: Mapping[str, Any], steps: Step
     """Settings, time and memory, and where to find the rest."""
     lines = []
     if config.trains:
-        settings = f"lr {config.lr:g}, batch {config.batch_size * config.accumulate}, seed {config.seed}"
+        rate = "automatic lr" if config.lr is None else f"lr {config.lr:g}"
+        settings = f"{rate}, batch {config.batch_size * config.accumulate}, seed {config.seed}"
         if config.data_seed != config.seed:
             settings += f", data seed {config.data_seed}"
         lines.append(f"- {summary['steps']:,} steps: {settings}; all settings are in [config.toml](config.toml)")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..evaluate.evaluator import Evaluation
     from ..evaluate.measurement import Measurement
     from ..journal import Record
+    from .move import Moves
 
 MAX_NOTE = 4000
 """Characters of a note that are printed."""
@@ -31,6 +32,7 @@ class Progress:
         loss: smoothed.
         block: the name of the last active block.
         rate: recent steps per second.
+        moved: size of the step beside the weights of its block; None if unknown.
     """
 
     step: int
@@ -38,6 +40,7 @@ class Progress:
     loss: float
     block: str
     rate: float
+    moved: float | None = None
 
     @property
     def left(self) -> float:
@@ -51,10 +54,11 @@ class Meter:
     Args:
         steps: steps of the whole run.
         blocks: the names of the blocks.
+        moves: tells the relative sizes of the steps.
     """
 
-    def __init__(self, steps: int, blocks: tuple[str, ...]) -> None:
-        self.steps, self.blocks = steps, blocks
+    def __init__(self, steps: int, blocks: tuple[str, ...], moves: Moves | None = None) -> None:
+        self.steps, self.blocks, self.moves = steps, blocks, moves
         self._loss: float | None = None
         self._seconds: float | None = None
         self._last: float | None = None
@@ -74,7 +78,8 @@ class Meter:
         self._last = now
         loss = float("nan") if self._loss is None else self._loss
         speed = 1 / self._seconds if self._seconds else 0.0
-        return Progress(record.step + 1, self.steps, loss, self.blocks[record.block], speed)
+        moved = self.moves.next(record.block, record.lr, record.coeffs) if self.moves else None
+        return Progress(record.step + 1, self.steps, loss, self.blocks[record.block], speed, moved)
 
 
 class View(Protocol):
@@ -247,9 +252,12 @@ def step_line(progress: Progress, memory: int) -> str:
 
     >>> step_line(Progress(10, 20, 0.5, "model.layers.3", 2.0), 10**9)
     'loss 0.5000  block model.layers.3  2.00 steps/s  peak 1.0 GB'
+    >>> step_line(Progress(10, 20, 0.5, "model.layers.3", 2.0, 0.0042), 10**9)
+    'loss 0.5000  block model.layers.3 moved by 0.42 %  2.00 steps/s  peak 1.0 GB'
     """
     speed = f"{progress.rate:.2f} steps/s  peak {memory / 1e9:.1f} GB"
-    return f"loss {progress.loss:.4f}  block {progress.block}  {speed}"
+    moved = "" if progress.moved is None else f" moved by {100 * progress.moved:.2g} %"
+    return f"loss {progress.loss:.4f}  block {progress.block}{moved}  {speed}"
 
 
 def clock(seconds: float) -> str:

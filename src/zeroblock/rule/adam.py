@@ -35,6 +35,7 @@ class Adam(Rule):
     reset: bool = True
     state = ("m", "v")
     carried = ("m",)
+    unscaled = True
 
     def __post_init__(self) -> None:
         if not all(0 <= b < 1 for b in self.betas):
@@ -60,19 +61,20 @@ class Adam(Rule):
 
     def update_(self, members: Sequence[Member], state: State, move: Move) -> None:
         scalars: Sequence[float] | Tensor
-        if move.taken is not None:
-            assert isinstance(move.lr, Tensor)
-            assert isinstance(move.shares, Tensor)
-            scalars = torch.cat([move.taken.double(), -move.lr, state.tick(move.taken), move.shares]).float()
+        factors = None if move.taken is None else state.tick(move.taken)
+        known: dict[float, Tensor] = {}  # on the device, by scale: most often there is one
         states = [state.of(member) for member in members]
         for member, own in zip(members, states, strict=True):
             draw = self._draw(member, move.key)
             if draw is None:
                 self._update_(member, own, move)
                 continue
-            if move.taken is None:
+            scale = member.basis.scale
+            if factors is None:
                 own["t"] += 1
-                scalars = (1.0, -float(move.lr), *self.factors(own["t"]), *move.shares)
+                scalars = (1.0, -float(move.lr) * scale, *self.factors(own["t"]), *move.shares)
+            else:
+                scalars = known[scale] = known[scale] if scale in known else move.numbers(scale, factors)
             ops.adam_(
                 member.param, own["m"], own["v"], draw, scalars, betas=self.betas, eps=self.eps,
                 decay=move.decay(member), rounding=member.basis.rounding,

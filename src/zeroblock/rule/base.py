@@ -54,6 +54,13 @@ class Move:
             return (-self.lr * self.shares).float()
         return [-float(self.lr) * share for share in self.shares]
 
+    def numbers(self, scale: float, factors: Tensor) -> Tensor:
+        """(2 + factors + probes,) fp32 on the device: taken, -lr·scale, the factors and the shares."""
+        assert self.taken is not None
+        assert isinstance(self.lr, Tensor)
+        assert isinstance(self.shares, Tensor)
+        return torch.cat([self.taken.double(), -self.lr * scale, factors, self.shares]).float()
+
 
 class Rule(abc.ABC):
     """How an estimate becomes a step."""
@@ -64,6 +71,10 @@ class Rule(abc.ABC):
     """Whether these are dropped at the start of every turn."""
     adds_up = False
     """Whether δ = g, so that a weight's steps are a sum and can be replayed together."""
+    unscaled = False
+    """Whether δ is the same for coefficients of any common scale."""
+    block_numbers = 0
+    """How many numbers the rule keeps per block, and once more for all blocks together."""
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -86,6 +97,20 @@ class Rule(abc.ABC):
     def shaped(self, members: Sequence[Member], state: State) -> Sequence[Member]:
         """The tensors with the bases that a step is measured in: a rule may let its state shape the directions."""
         return members
+
+    def weigh(self, coeffs: Sequence[float], table: list[list[float]], block: int) -> Sequence[float]:
+        """The coefficients that a step takes for the measured ones; itself by default.
+
+        Args:
+            coeffs: (probes,) clamped to ±clip, finite.
+            table: (blocks + 1, block_numbers) the numbers of every block and, last, of all together, to be updated.
+            block: index of the active block.
+        """
+        return coeffs
+
+    def weigh_on_device(self, coeffs: Tensor, taken: Tensor, table: Tensor, block: int) -> Tensor:
+        """The same to the bit with numbers that stay on the device, in fp64; see :meth:`Plan.update_on_device`."""
+        return coeffs
 
     def capturable(self, member: Member) -> bool:
         """Whether ``update_`` of this tensor can take a move that stays on the device; a rule with state must reset."""

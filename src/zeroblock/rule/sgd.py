@@ -37,5 +37,7 @@ class SGD(Rule):
 class Sign(Rule):
     """δ = sign(g): ZO-signSGD."""
 
+    unscaled = True
+
     def delta(self, g: Tensor, state: dict[str, Tensor], t: int) -> Tensor:
         return g.sign_()

@@ -23,7 +23,7 @@ class Choice(Protocol):
     @property
     def lr(self) -> float | None: ...
     @property
-    def eps(self) -> float: ...
+    def eps(self) -> float | None: ...
     @property
     def steps(self) -> int: ...
     @property
@@ -65,8 +65,8 @@ def options(config: Choice) -> dict[str, Any]:
 
 def optimizer(config: Choice, model: nn.Module) -> ZeroOrder:
     """Build the optimizer of a configuration's method."""
-    given = {"lr": config.lr, "eps": config.eps, "seed": config.seed, "weight_decay": config.weight_decay}
-    given |= options(config)
+    names = ("lr", "eps", "seed", "weight_decay")
+    given = {name: getattr(config, name) for name in names} | options(config)
     if config.fold is None:
         given["fold"] = _fold(METHODS[config.method](specimen(), **_rehearsed(given)), config)
     return METHODS[config.method](model, **(_rehearsed(given) if model is specimen() else given))
@@ -113,6 +113,8 @@ def check(config: Choice) -> None:
             METHODS[config.method](specimen(), **_rehearsed({n: given[n] for n in {name, "interval"} & set(given)}))
         except TypeError as error:
             raise ZeroBlockError(f"{config.method} takes no {name}") from error
+    if config.as_published and config.lr is None:
+        raise ZeroBlockError(f"{config.method} as published has a learning rate: give --lr, or leave out as_published")
     built = optimizer(config, specimen())
     if config.rounding == "stochastic" and built.parts["rounding"] != "stochastic":
         raise ZeroBlockError(

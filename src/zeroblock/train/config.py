@@ -75,19 +75,15 @@ class Config:
     max_length: int = _option(2048, "Cut longer contexts on the left; never more than the model allows.", 2)
 
     method: str = _option("mezo_bcd", "A method of zeroblock methods, or ft (backpropagation), zero-shot, icl.")
-    lr: float | None = _option(
-        None,
-        "Learning rate, required for training. With mezo_bcd: 3e-4 for smollm2, 1e-5 for billions of weights.",
-        0.0,
-    )
+    lr: float | None = _option(None, "Learning rate. [automatic, in units of the weights; ft needs one]", 0.0)
     steps: int = _option(20_000, "Optimizer steps.", 1)
     batch_size: int = _option(16, "Examples per batch.", 1)
     accumulate: int = _option(1, "Batches per step.", 1)
-    lr_schedule: Literal["constant", "linear", "cosine"] = _option(
-        "constant", "Keep the learning rate constant, or let it fall to zero."
+    lr_schedule: Literal["constant", "linear", "cosine"] | None = _option(
+        None, "Keep the learning rate constant, or let it fall to zero. [constant; without --lr linear]"
     )
     warmup: int = _option(0, "Steps over which the learning rate rises from zero.", 0)
-    eps: float = _option(1e-3, "Perturbation size: the loss is measured at this distance on both sides.")
+    eps: float | None = _option(None, "Distance at which losses are measured. [1e-3; without --lr 0.04 of the weights]")
     seed: int = _option(0, "Seed of the noise and of the block schedule.", 0)
     weight_decay: float = _option(0.0, "Decoupled weight decay, on the matrices of the active block.", 0.0)
     freeze: str | None = _option(
@@ -129,7 +125,9 @@ class Config:
     engine: Literal["forked", "sequential"] = _option("forked", "Measure both losses in one forked pass, or in two.")
     graphs: Literal["auto", "on", "off"] = _option("auto", "Use CUDA graphs.")
     max_tokens: int | None = _option(None, "Most tokens in one packed row; lower it if memory runs out.", 2)
-    max_minutes: float | None = _option(None, "Stop after this many minutes; zeroblock resume continues.")
+    max_minutes: float | None = _option(
+        None, "Stop after this many minutes; zeroblock resume continues, or without --lr the run is complete then."
+    )
     snapshot_every: int = _option(0, "Steps between snapshots of the weights, which make resuming faster; 0: none.", 0)
     save_weights: bool = _option(True, "ft: keep the weights of the dev-selected step, in the folder model of the run.")
     fsync: float = _option(1.0, "Seconds between forced writes of the journal to disk; 0: after every step.", 0.0)
@@ -139,13 +137,13 @@ class Config:
     order: InitVar[str | None] = None
 
     def __post_init__(self, order: str | None) -> None:
-        named = {"schedule": self.schedule, "order": order}
-        if self.lr_schedule != "constant":
-            named["lr_schedule"] = self.lr_schedule
+        named = {"schedule": self.schedule, "order": order, "lr_schedule": self.lr_schedule}
         for name, value in renamed({k: v for k, v in named.items() if v is not None}).items():
             object.__setattr__(self, name, value)
         if self.schedule in LR_SCHEDULES:  # which has become lr_schedule
             object.__setattr__(self, "schedule", None)
+        if self.lr_schedule is None:
+            object.__setattr__(self, "lr_schedule", "linear" if self.lr is None and self.trains else "constant")
         for name, kind in KINDS.items():
             object.__setattr__(self, name, _checked(name, kind, getattr(self, name)))
         for item in dataclasses.fields(self):
@@ -174,11 +172,8 @@ class Config:
 
         if self.method not in (*METHODS, BACKPROPAGATION, *MEASURED):
             raise unknown("method", self.method, [*METHODS, BACKPROPAGATION, *MEASURED])
-        if self.trains and self.lr is None:
-            raise ZeroBlockError(
-                f"{self.method} needs a learning rate: give --lr (its size depends on the model and the method; with "
-                "mezo_bcd try 3e-4 for smollm2, 1e-5 for models of billions of parameters)"
-            )
+        if self.method == BACKPROPAGATION and self.lr is None:
+            raise ZeroBlockError("ft needs a learning rate: give --lr (MeZO's paper tries 1e-5, 5e-5 and 8e-5)")
         if (self.method == "icl") != (self.shots > 0):
             raise ZeroBlockError(
                 "icl needs the number of demonstrations: give --shots (MeZO takes 32)"
@@ -206,6 +201,11 @@ class Config:
         if self.lora is not None:
             return Lora.parse(self.lora, self.seed)
         return None if self.prefix is None else Prefix(self.prefix, self.seed)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the run's length is given in minutes, so that it ends with them."""
+        return self.lr is None and self.max_minutes is not None and self.trains
 
     @property
     def trains(self) -> bool:

@@ -14,9 +14,12 @@ from typing import Any
 import torch
 
 from .. import adapter
+from ..budget import Budget
 from ..errors import ZeroBlockError
 from ..evaluate.measurement import Measurement
 from ..journal import Header, Journal, Record, replay
+from ..report.about import block_sizes
+from ..report.move import Moves
 from ..report.summary import ADAPTER, select_measured, summarize
 from ..report.track import Silent, Tracker, tracker
 from ..report.view import Meter, View, peak_memory
@@ -25,7 +28,7 @@ from . import snapshot
 from .batch import Batches
 from .folder import Folder
 from .learner import ZerothOrder, learner
-from .lr import lr_at
+from .lr import Rates
 from .stop import Stop, Stopped
 from .workload import Workload
 
@@ -68,7 +71,7 @@ class Session:
         if self.config.prefix is not None:
             self._settle_start()
         self.learner = learner(self.config, workload.model, self._on_step) if self.config.trains else None
-        self.meter = Meter(self.config.steps, self.learner.blocks if self.learner else ())
+        self.meter = Meter(self.config.steps, self.learner.blocks if self.learner else (), self._moves())
         self.tracker: Tracker = Silent()
         self.recorded = 0
         """Steps that the run has taken, those still to be replayed among them."""
@@ -82,6 +85,13 @@ class Session:
         """Whether this sitting has added to the run. One that the clock ends must, or the run would never end."""
         self.seconds_before = 0.0
         self.start = time.monotonic()
+
+    def _moves(self) -> Moves | None:
+        """The relative sizes of the steps to come."""
+        if not isinstance(self.learner, ZerothOrder):
+            return None
+        optimizer = self.learner.optimizer
+        return Moves(optimizer.parts, len(optimizer.blocks), block_sizes(optimizer), optimizer.clip)
 
     @property
     def adapted(self) -> bool:
@@ -180,24 +190,33 @@ class Session:
         config = self.config
         batches = Batches(len(self.workload.train), config.batch_size * config.accumulate, config.data_seed)
         evaluations = config.evaluations
+        rates = self._rates(stop)
         due = frozenset(evaluations)
         while True:
             if self.steps in due:
                 self._evaluate(stop)
             if self.learner is None or self.steps >= config.steps:
                 return
-            if stop.late and self.steps and self.journal is None:  # it cannot be resumed, so it ends here
+            if stop.late and self.steps and (self.journal is None or config.timed):  # its time is its length
                 self._evaluate(stop)
                 return
-            stop.check(clock=self.progressed)
+            stop.check(clock=self.progressed and not config.timed)
             if self.past:
                 self._catch_up(evaluations, stop)
                 continue
             step = self.steps
             batch = [i for one in range(step, step + self.learner.batches) for i in batches.at(one)]
-            self.learner.step(self.workload.objectives(batch), lr_at(config, step))
+            self.learner.step(self.workload.objectives(batch), rates.at(step))
             if config.snapshot_every and self.steps % config.snapshot_every == 0:
                 self._snapshot()
+
+    def _rates(self, stop: Stop) -> Rates:
+        """The learning rates of this sitting."""
+        budget = None
+        if self.config.lr is None and isinstance(self.learner, ZerothOrder):
+            budget = Budget.of(self.learner.optimizer)
+        end = stop.end if self.config.timed else None
+        return Rates(self.config, budget, end, (record.lr for record in self.past))
 
     def _on_step(self, record: Record) -> None:
         if self.journal is not None:
@@ -222,7 +241,8 @@ class Session:
                 continue
 
             def check(done: int, split: str = split, n: int = len(exam.examples)) -> None:
-                stop.check(clock=self.learner is None or (self.progressed and self.journal is not None))
+                resumable = self.journal is not None and not self.config.timed
+                stop.check(clock=self.learner is None or (self.progressed and resumable))
                 self.view.evaluating(self.steps, split, done, n)
 
             evaluation = self.workload.evaluator(exam, check=check)

@@ -25,7 +25,8 @@ class Stop:
     def __init__(self, minutes: float | None = None) -> None:
         self.signal: int | None = None
         """The signal that came, if one did."""
-        self._end = None if minutes is None else time.monotonic() + 60 * minutes
+        self.end = None if minutes is None else time.monotonic() + 60 * minutes
+        """When the time is up, on the monotonic clock."""
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
@@ -55,7 +56,7 @@ class Stop:
     @property
     def late(self) -> bool:
         """Whether the time is up."""
-        return self._end is not None and time.monotonic() >= self._end
+        return self.end is not None and time.monotonic() >= self.end
 
     @property
     def code(self) -> int:

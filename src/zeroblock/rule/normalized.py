@@ -1,0 +1,134 @@
+"""A rule that divides coefficients by their running size."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..direction import Member
+from ..state import State
+from .base import RULES, Move, Rule
+from .sgd import SGD
+
+KEPT = 0.95
+"""Share of a running size that stays after a visit: it remembers some twenty visits of its block."""
+NEW = 1 - KEPT
+NORMAL = math.sqrt(math.pi / 2)
+"""Root mean square over mean magnitude of normal numbers."""
+LIMIT = 3.0
+"""Coefficients are clamped to so many running sizes: one freak of 187 among coefficients of 2 has ended a run."""
+
+
+@RULES.register
+@dataclasses.dataclass(frozen=True)
+class Normalized(Rule):
+    """Another rule's steps with coefficients in units of their own running size, so that no loss has a scale.
+
+        c ← clamp(c, ±3·size)      s ← 0.95·s + 0.05·mean|c|      w ← 0.95·w + 0.05      c / size
+        size = √(π/2)·(s + 0.05·S/W) / (w + 0.05)
+
+    s and w belong to the block, S and W are the same of all steps: on the first visits of a block its size
+    leans towards that of the others, as if these had been one visit.  The first clamp comes with the
+    second step.  A size includes the step that it serves, so no step is much larger than those before it.
+    The mean of magnitudes is less easily misled than that of squares, and needs no root, whose last bit
+    differs between libraries; of normal coefficients √(π/2) times it is the root mean square.
+
+    Two numbers per block are kept, on the device where the weights are.  They are a function of the
+    records, and a step that is skipped does not change them.
+
+    Args:
+        rule: from the coefficients in these units to the step.
+    """
+
+    rule: Rule = SGD()  # noqa: RUF009 (frozen)
+
+    block_numbers = 2
+
+    @property
+    def state(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.rule.state
+
+    @property
+    def reset(self) -> bool:  # type: ignore[override]
+        return self.rule.reset
+
+    @property
+    def adds_up(self) -> bool:  # type: ignore[override]
+        return self.rule.adds_up
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        return self.rule.carried
+
+    def delta(self, g: Tensor, state: dict[str, Tensor], t: int) -> Tensor:
+        return self.rule.delta(g, state, t)
+
+    def capturable(self, member: Member) -> bool:
+        return self.rule.capturable(member)
+
+    def factors(self, t: int) -> tuple[float, ...]:
+        return self.rule.factors(t)
+
+    def dtype(self, member: Member) -> torch.dtype:
+        return self.rule.dtype(member)
+
+    def update_(self, members: Sequence[Member], state: State, move: Move) -> None:
+        self.rule.update_(members, state, move)
+
+    def weigh(self, coeffs: Sequence[float], table: list[list[float]], block: int) -> list[float]:
+        own, every = table[block], table[-1]
+        size = _size(own, every)
+        limit = LIMIT * size if size > 0 else math.inf
+        coeffs = [max(-limit, min(limit, c)) for c in coeffs]
+        mean = _sum([abs(c) for c in coeffs]) * (1 / len(coeffs))
+        for row in (own, every):
+            row[:] = KEPT * row[0] + NEW * mean, KEPT * row[1] + NEW
+        size = _size(own, every)
+        return [c / size if size > 0 else 0.0 for c in coeffs]
+
+    def weigh_on_device(self, coeffs: Tensor, taken: Tensor, table: Tensor, block: int) -> Tensor:
+        rows = torch.stack([table[block], table[-1]])
+        size = _size_on_device(rows)
+        limit = torch.where(size > 0, LIMIT * size, math.inf)
+        coeffs = torch.minimum(torch.maximum(coeffs, -limit), limit)
+        mean = _sum_on_device(coeffs.abs()) * (1 / len(coeffs))  # torch divides by a number in two ways
+        seen = torch.cat([mean, torch.ones_like(mean)])
+        after = torch.where(taken, KEPT * rows + NEW * seen, rows)
+        table[block] = after[0]
+        table[-1] = after[1]
+        size = _size_on_device(after)
+        return torch.where(size > 0, coeffs / size, 0.0)
+
+
+def _sum(values: list[float]) -> float:
+    """The sum, by adding halves; see :func:`_sum_on_device`."""
+    while len(values) > 1:
+        half = len(values) // 2
+        values = [*map(operator.add, values[:half], values[half : 2 * half]), *values[2 * half :]]
+    return values[0]
+
+
+def _sum_on_device(values: Tensor) -> Tensor:
+    """(1,) the sum, in an order that the host and every device share."""
+    while len(values) > 1:
+        half = len(values) // 2
+        values = torch.cat([values[:half] + values[half : 2 * half], values[2 * half :]])
+    return values
+
+
+def _size(own: Sequence[float], every: Sequence[float]) -> float:
+    """The running size of a block's coefficients; 0 where there is none yet."""
+    if not every[1]:
+        return 0.0
+    return NORMAL * ((own[0] + NEW * (every[0] / every[1])) / (own[1] + NEW))
+
+
+def _size_on_device(rows: Tensor) -> Tensor:
+    """(1,) the same of the rows (own, every); NaN where there is none yet."""
+    own, every = rows[0], rows[1]
+    return NORMAL * ((own[:1] + NEW * (every[:1] / every[1:])) / (own[1:] + NEW))

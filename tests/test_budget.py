@@ -1,0 +1,191 @@
+"""Steps without a learning rate: in units of the weights, and of the coefficients' own size."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zeroblock as zb
+from test_parts import Submitted
+from toy import Tiny, next_token, same, snapshot
+from zeroblock.budget import DISPLACEMENT, Budget
+from zeroblock.journal import Header
+from zeroblock.method import METHODS
+from zeroblock.rule.normalized import LIMIT
+from zeroblock.subspace import typical_size
+
+STEPS = 14
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mezo_bcd_adam": {"interval": 3},
+    "lozo": {"interval": 4, "fold": 2, "probes": 3},
+    "lozo_m": {"interval": 4},
+}
+
+
+def taken(optimizer: zb.ZeroOrder, steps: int, wrap: Callable[[Any], Any] = lambda loss: loss) -> list[zb.Record]:
+    records: list[zb.Record] = []
+    optimizer.listener = records.append
+    while optimizer.steps < steps:
+        optimizer.step(wrap(next_token(optimizer.model)))
+    optimizer.flush()
+    optimizer.listener = None
+    return records
+
+
+EACH = [(method, (torch.float32, torch.bfloat16)[i % 2]) for i, method in enumerate(METHODS)]
+
+
+@pytest.mark.parametrize(("method", "dtype"), [*EACH, ("mezo_bcd", torch.bfloat16)])
+def test_every_method_without_lr_runs_submits_replays_and_resumes(method: str, dtype: torch.dtype, late: type) -> None:
+    """Bit for bit the same: on the host, with numbers that stay on the device, from the records, from a state."""
+    build = functools.partial(METHODS[method], seed=3, **OPTIONS.get(method, {}))
+    model = Tiny(dtype=dtype)
+    optimizer = build(model)
+    assert optimizer.subspace.relative
+    records = taken(optimizer, STEPS)
+    assert all(record.lr == optimizer.lr for record in records)
+    weights = snapshot(model)
+    assert not same(weights, snapshot(Tiny(dtype=dtype)))
+
+    submitted = build(Tiny(dtype=dtype))
+    Submitted.steps = 0
+    assert taken(submitted, STEPS, Submitted) == records
+    assert Submitted.steps == (STEPS if submitted.plan().capturable else 0)
+    assert same(snapshot(submitted.model), weights)
+
+    replayed = Header.of(build(Tiny(dtype=dtype))).rebuild(Tiny(dtype=dtype))
+    zb.replay(replayed, records)
+    assert same(snapshot(replayed.model), weights)
+
+    half = build(Tiny(dtype=dtype))
+    taken(half, STEPS // 2)
+    resumed = build(Tiny(dtype=dtype))
+    resumed.model.load_state_dict(half.model.state_dict())
+    resumed.load_state_dict(half.state_dict())
+    assert taken(resumed, STEPS) == records[STEPS // 2 :]
+    assert same(snapshot(resumed.model), weights)
+
+
+def test_neither_the_loss_nor_the_weights_have_a_unit() -> None:
+    """Powers of two are exact, so the same steps come out to the bit."""
+
+    class Unit(nn.Module):
+        def __init__(self, unit: float) -> None:
+            super().__init__()
+            generator = torch.Generator().manual_seed(0)
+            self.weight = nn.Parameter(torch.randn(4, 8, generator=generator) * unit)
+            self.unit = unit
+
+        def loss(self) -> torch.Tensor:
+            return (self.weight / self.unit).double().square().sum().sqrt()
+
+    results = []
+    for unit, factor in ((1.0, 1.0), (2.0**6, 1.0), (1.0, 2.0**10)):
+        model = Unit(unit)
+        optimizer = zb.mezo(model)
+        for _ in range(8):
+            optimizer.step(lambda model=model, factor=factor: factor * model.loss())
+        results.append(model.weight.detach() / unit)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+    assert not torch.equal(results[0], Unit(1.0).weight)
+
+
+def test_a_step_moves_every_tensor_by_its_share() -> None:
+    """A bias of 77, a matrix of 0.01, one that begins at zero, a number and nothing at all."""
+    model = nn.ParameterDict(
+        {
+            "bias": torch.full((64,), 77.0),
+            "matrix": torch.randn(32, 64) * 0.01,
+            "zero": torch.zeros(64, 16),
+            "scalar": torch.tensor(3.0),
+            "none": torch.empty(0, 4),
+        }
+    )
+    assert typical_size(model["bias"]) == pytest.approx(77, rel=2**-8)
+    assert typical_size(model["zero"]) == 0.25 / 4
+    assert typical_size(torch.tensor([math.inf, 1.0])) == pytest.approx(0.25 / math.sqrt(2), rel=2**-8)
+    before = snapshot(model)
+    optimizer = zb.zo_sign(model, steps=4)
+    optimizer.step(lambda: sum(p.double().sum() for p in model.values()))
+    for name in ("bias", "matrix", "zero", "scalar"):
+        moved = (model[name].detach() - before[name]).double().square().mean().sqrt()
+        assert float(moved) == pytest.approx(optimizer.lr * typical_size(before[name]), rel=1e-3)
+
+
+def test_the_sizes_are_the_same_on_the_host_and_on_the_device() -> None:
+    """Over freaks, zeros and steps that are not taken."""
+    rule, draws = zb.Normalized(), random.Random(0)
+    host = [[0.0, 0.0] for _ in range(4)]
+    device = torch.zeros(4, 2, dtype=torch.float64)
+    for step in range(200):
+        probes, block = (1, 2, 3, 8)[step % 4], draws.randrange(3)
+        size = (0.0 if step < 5 else 1.0) * (1e4 if step % 50 == 49 else 1.0)
+        coeffs = torch.tensor([size * draws.gauss(0, 1) for _ in range(probes)], dtype=torch.float32).double()
+        before = device.clone()
+        if step % 7 == 6:
+            coeffs[0] = math.nan
+            rule.weigh_on_device(coeffs, torch.tensor([False]), device, block)
+            assert torch.equal(device, before)
+            continue
+        on_device = rule.weigh_on_device(coeffs, torch.tensor([True]), device, block)
+        on_host = rule.weigh(coeffs.tolist(), host, block)
+        assert on_device.tolist() == on_host
+        assert device.tolist() == host
+        assert max(map(abs, on_host)) < 2 * LIMIT
+
+
+def test_a_freak_is_a_step_like_others_and_is_forgotten() -> None:
+    rule, table = zb.Normalized(), [[0.0, 0.0], [0.0, 0.0]]
+    for c in (2.0, -2.0) * 20:
+        (usual,) = rule.weigh([c], table, 0)
+    assert abs(usual) == pytest.approx(math.sqrt(2 / math.pi))
+    (freak,) = rule.weigh([187.0], table, 0)
+    assert freak < LIMIT
+    (after,) = rule.weigh([2.0], table, 0)
+    assert after > 0.65
+
+
+def test_a_step_that_is_not_finite_changes_nothing() -> None:
+    model = Tiny()
+    optimizer = zb.mezo_bcd(model)
+    taken(optimizer, 5)
+    before, table = snapshot(model), optimizer.state_dict()["table"]
+    with pytest.warns(zb.ZeroBlockWarning, match="not finite"):
+        optimizer.step(lambda: math.nan)
+    assert same(snapshot(model), before)
+    assert optimizer.state_dict()["table"] == table
+
+
+@pytest.mark.parametrize(("blocks", "probes"), [(1, 1), (32, 4)])
+def test_a_run_spends_its_budget(blocks: int, probes: int) -> None:
+    budget, steps = Budget(blocks, probes), 3200
+    for lr_schedule, share in {"constant": lambda p: 1.0, "linear": lambda p: 1 - p}.items():
+        first = budget.rate(steps, lr_schedule)
+        spent = sum((first * share(t / steps)) ** 2 for t in range(steps)) / blocks / probes
+        assert math.sqrt(spent) == pytest.approx(DISPLACEMENT, rel=0.02)
+    spent = 0.0
+    for t in range(steps):  # what is left, step by step, is the linear decay
+        lr = budget.rest(spent, steps - t)
+        assert t > 3000 or lr == pytest.approx(budget.rate(steps, "linear") * (1 - t / steps), rel=0.05)
+        spent += lr * lr
+    assert budget.rate(1) == DISPLACEMENT * math.sqrt(probes)
+
+
+def test_steps_make_the_learning_rate_fall_by_itself() -> None:
+    optimizer = zb.mezo_bcd(Tiny(), steps=4)
+    first = optimizer.lr
+    assert first == Budget(5).rate(4, "linear")
+    records = taken(optimizer, 6)
+    assert [record.lr for record in records] == [first * share for share in (1, 0.75, 0.5, 0.25, 0, 0)]
+    again = zb.mezo_bcd(Tiny(), steps=4)
+    zb.replay(again, records[:3])
+    assert taken(again, 6) == records[3:]
+    assert zb.ZeroOrder(Tiny(), lr=0.5, steps=2).lr == 0.5

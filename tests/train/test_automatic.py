@@ -1,0 +1,116 @@
+"""Runs without a learning rate."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loop_toy import Kill, kept, settings
+from typer.testing import CliRunner
+
+from toy import same
+from toy import snapshot as copy_of
+from zeroblock.budget import DISPLACEMENT, Budget
+from zeroblock.cli import app
+from zeroblock.errors import ZeroBlockError
+from zeroblock.journal import read
+from zeroblock.report.view import Progress, Quiet, step_line
+from zeroblock.train import Config, resume, run
+from zeroblock.train.lr import Rates
+
+
+class Sizes(Quiet):
+    """Keeps what the live view is shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[Progress] = []
+
+    def step(self, progress: Progress) -> None:
+        self.seen.append(progress)
+
+
+def test_a_run_without_lr_is_resumed_bit_for_bit_and_says_how_far_it_moves(
+    llama: Path, data: Path, tmp_path: Path, models: list[Any]
+) -> None:
+    config, view = settings(llama, data, lr=None, dtype="bf16"), Sizes()
+    assert config.lr_schedule == "linear"
+    whole = run(config, tmp_path / "whole", view)
+    assert run(config, tmp_path / "parts", Kill(5)).summary is None
+    resume(tmp_path / "parts")
+    assert same(copy_of(models[0]), copy_of(models[-1]))
+    assert kept(tmp_path / "whole") == kept(tmp_path / "parts")
+    assert whole.summary is not None
+    assert whole.summary["lr"] is None
+    contents = read(tmp_path / "whole")
+    first = Budget(len(contents.header.blocks)).rate(10, "linear")
+    assert [record.lr for record in contents.records] == pytest.approx([first * (1 - t / 10) for t in range(10)])
+    assert Config.load(tmp_path / "whole" / "config.toml").lr is None
+
+    said = CliRunner().invoke(app, ["inspect", str(tmp_path / "whole"), "--json"])
+    blocks = json.loads(said.output)["blocks"]
+    shown = {block["name"]: block["moved"] for block in blocks if block["visits"]}
+    assert len(view.seen) == 10
+    for name, moved in shown.items():  # the view and the journal tell the same sizes
+        steps = [one.moved for one in view.seen if one.block == name]
+        assert moved == pytest.approx(sum(size**2 for size in steps if size is not None) ** 0.5, rel=1e-6)
+        assert 0 < moved < 3 * DISPLACEMENT
+    assert f"moved by {100 * (view.seen[0].moved or 0):.2g} %" in step_line(view.seen[0], 0)
+    said = CliRunner().invoke(app, ["inspect", str(tmp_path / "whole")])
+    assert "moved in all" in said.output
+    assert "moved in all" in (tmp_path / "whole" / "report.html").read_text()
+
+
+def test_with_lr_the_view_knows_the_sizes_from_the_weights(llama: Path, data: Path, tmp_path: Path) -> None:
+    view = Sizes()
+    run(settings(llama, data, steps=2), tmp_path / "run", view)
+    about = json.loads((tmp_path / "run" / "about.json").read_text())
+    rms = {block["name"]: block["rms"] for block in about["blocks"]}
+    for one, record in zip(view.seen, read(tmp_path / "run").records, strict=True):
+        assert one.moved == pytest.approx(abs(record.coeffs[0]) * record.lr / rms[one.block])
+    assert "moved" not in CliRunner().invoke(app, ["inspect", str(tmp_path / "run")]).output
+
+
+def test_an_adapter_that_begins_at_zero_moves(llama: Path, data: Path, tmp_path: Path, models: list[Any]) -> None:
+    pytest.importorskip("peft")
+    run(settings(llama, data, lr=None, lora="r=2,targets=q,v", steps=6, method="mezo"), tmp_path / "run")
+    seconds = {name: param for name, param in models[0].named_parameters() if "lora_B" in name}
+    assert seconds
+    for param in seconds.values():
+        rms = float(param.detach().square().mean().sqrt())
+        assert 0.3 * DISPLACEMENT < rms / (0.25 / math.sqrt(2)) < 3 * DISPLACEMENT
+
+
+def test_minutes_are_the_length_of_a_run_without_lr(llama: Path, data: Path, tmp_path: Path) -> None:
+    """It ends evaluated, however short, where one with lr stops and can be resumed."""
+    config = settings(llama, data, lr=None, max_minutes=1e-9)
+    result = run(config, tmp_path / "run")
+    assert (result.steps, result.reason) == (1, "")
+    assert result.summary is not None
+    assert run(settings(llama, data, max_minutes=1e-9), tmp_path / "other").summary is None
+
+
+def test_rates_keep_the_budget_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that begin slow, as kernels are compiled, and a sitting that goes on with what is left."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    config = Config(model="m", task="t", steps=10_000, max_minutes=10.0)
+    taken: list[float] = []
+    for end in (300.0, 900.0):  # stopped half way through its ten minutes, and resumed for ten more
+        rates = Rates(config, Budget(4), now + 600.0, taken)
+        while now < end:
+            taken.append(rates.at(len(taken)))
+            now += 5.0 if len(taken) < 3 else 1.0
+    spent = sum(lr * lr for lr in taken) / 4
+    assert spent**0.5 == pytest.approx(DISPLACEMENT, rel=0.01)
+    assert taken[-1] < 0.1 * max(taken)
+    assert max(taken) < DISPLACEMENT
+
+
+@pytest.mark.parametrize(("change", "message"), [({"method": "ft"}, "ft needs"), ({"as_published": True}, "give --lr")])
+def test_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ZeroBlockError, match=message):
+        Config.of({"model": "m", "task": "t", "method": "mezo", **change})
