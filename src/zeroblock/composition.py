@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import zlib
 from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
+import torch
 from torch import nn
 
+from . import __version__
 from .errors import ZeroBlockError
 from .estimator import Estimator
 from .noise import VERSION
+from .ranks.wrapper import unwrapped
 from .subspace import Subspace
 
 T = TypeVar("T")
@@ -49,14 +53,15 @@ class Fixed(Generic[T]):
         vars(instance)[self.name] = value
 
 
-def check_model(model: object) -> None:
-    """Refuse parameters, which other optimizers take, in place of the model."""
+def check_model(model: object) -> nn.Module:
+    """The model without a wrapper for several processes; parameters, which other optimizers take, are refused."""
     if not isinstance(model, nn.Module):
         raise ZeroBlockError(
             f"ZeroOrder takes the model itself and not its parameters, got {type(model).__name__}: write "
             "zb.ZeroOrder(model, lr=...) and step(closure); Hugging Face's Trainer can do neither, take "
             "zb.integrations.ZeroOrderTrainer in its place"
         )
+    return unwrapped(model)
 
 
 def check_numbers(lr: float, weight_decay: float, clip: float | None) -> None:
@@ -138,6 +143,23 @@ def parts_of(optimizer: Any) -> dict[str, str]:
         "distribution": optimizer.distribution.name.lower(),
         "rounding": optimizer.rounding.name.lower(),
         "noise": f"version {VERSION}",
+    }
+
+
+def facts_of(optimizer: Any) -> dict[str, object]:
+    """Everything besides the weights that processes which take steps together must have in common, by name."""
+    blocks = repr([(block.name, *block.params) for block in optimizer.blocks])
+    return {
+        "version of zeroblock": __version__,
+        "version of torch": torch.__version__,
+        "layout": str(optimizer.team.ranks),
+        "seed": optimizer.seed,
+        **optimizer.parts,
+        "blocks": f"{len(optimizer.blocks)} blocks ({zlib.crc32(blocks.encode()):08x})",
+        "restore": optimizer.restore,
+        "weight_decay": optimizer.weight_decay,
+        "lr": optimizer.lr,
+        "number of steps taken": optimizer.steps,
     }
 
 

@@ -17,13 +17,24 @@ from . import block as blocks_of
 from . import budget
 from .block import Block, Partition
 from .closure import Closure, without_gradients
-from .composition import Fixed, both_parts, check, check_anchor, check_model, check_numbers, count, parts_of
+from .composition import (
+    Fixed,
+    both_parts,
+    check,
+    check_anchor,
+    check_model,
+    check_numbers,
+    count,
+    facts_of,
+    parts_of,
+)  # fmt: skip
 from .errors import ZeroBlockError
 from .estimator import Estimator, TwoSided
 from .exclusive import exclusive
 from .interrupt import uninterrupted
 from .noise import Distribution, Key, Rounding
 from .patience import Patience
+from .ranks import Parallel, Ranks, Team
 from .record import Record
 from .rule import SGD, Rule
 from .run import host, stream
@@ -68,6 +79,9 @@ class ZeroOrder(torch.optim.Optimizer):
         restore: "copy" never writes θ while measuring; "subtract" is MeZO's way, in place.
         patience: consecutive steps with a non-finite loss before giving up.
         steps: length of the run, over which lr falls linearly to zero, by itself; by default lr stays as it is.
+        parallel: what the ranks of a process group share: "data", "probes", "data,probes", a group, a ``DeviceMesh`` or
+            ``Ranks``.  By default an optimizer that is built while several ranks are up joins them, and the losses of
+            their closures are averaged.  None leaves the process to itself.
     """
 
     model, weights, partition, blocks = Fixed[nn.Module](), Fixed[Weights](), Fixed[Any](), Fixed[tuple[Block, ...]]()
@@ -121,8 +135,9 @@ class ZeroOrder(torch.optim.Optimizer):
         restore: Restore = "copy",
         patience: int = 20,
         steps: int | None = None,
+        parallel: Parallel = "auto",
     ) -> None:
-        check_model(model)
+        model = check_model(model)
         check_numbers(0.0 if lr is None else lr, weight_decay, clip)
         interval, fold, patience = count("interval", interval), count("fold", fold), count("patience", patience)
         self.schedule: Schedule = schedule or Shuffled()
@@ -146,6 +161,9 @@ class ZeroOrder(torch.optim.Optimizer):
             model, self.blocks, self.subspace, interval=interval, fold=fold, seed=self.seed,
             distribution=distribution, rounding=rounding, restore=restore,
         )  # fmt: skip
+        ranks = Ranks.of(parallel, probes=self.estimator.probes)
+        self.team = None if ranks is None else Team(ranks, self.weights.params)
+        """The processes that take every step together; None where this one is alone."""
         self.watch = Watch(self.weights)
         """Notices that the model or the objective no longer fits this optimizer."""
         self.params, self.offsets = self.weights.params, self.weights.offsets
@@ -191,7 +209,7 @@ class ZeroOrder(torch.optim.Optimizer):
         lr = float(self.param_groups[0]["lr"]) * self.turn.weight if taken is None else taken.lr
         return Plan(
             self.turn, lr, self.weights, self.members, self.estimator.at(self.age), self.rule, self._state, self.clip,
-            self.weight_decay, self.decays,
+            self.weight_decay, self.decays, self.team,
         )  # fmt: skip
 
     @without_gradients
@@ -211,7 +229,7 @@ class ZeroOrder(torch.optim.Optimizer):
             where the step was submitted and may not have ended yet.
         """
         wanted = closure if anchor is None or not self.anchoring else anchor
-        objective = None if self.estimator.recall(self.steps) else objective_of(wanted)
+        objective = None if self.estimator.recall(self.steps) else objective_of(wanted, alone=self.team is None)
         if self.length is not None and objective is not None:  # a recorded step brings its own
             self.lr = self._first_lr * max(0.0, 1 - self.steps / self.length)
         if objective is None or not objective.submits:
@@ -225,10 +243,14 @@ class ZeroOrder(torch.optim.Optimizer):
             self.weights.drop_anchor(self.members)
         plan = self.plan()
         if objective is not None:
+            if self.team is not None and not self.team.introduced:
+                weights, submits = [part.weight for part in objective.parts], objective.submits and plan.capturable
+                self.team.introduce(facts_of(self), weights, self.model.parameters(), submits and any(plan.mine))
             objective = self.watch.over(objective, plan)
         with exclusive(self.model), uninterrupted() as shield:
             numbers = submitted = None
-            if objective is not None and objective.submits and plan.capturable:
+            together = self.team is None or self.team.submits
+            if objective is not None and objective.submits and plan.capturable and together:
                 staged = objective.stage()
                 submitted = staged.graphs.run(plan, staged) if staged else None
                 numbers = submitted = submitted or stream.run(plan, objective)
@@ -250,6 +272,8 @@ class ZeroOrder(torch.optim.Optimizer):
             finally:  # whatever a listener raises, the step was taken
                 if self.turns.due(self.turn):
                     self.enter(self.turns.entered(self.turn))
+        if self.team is not None and objective is not None and self.steps % self.team.ranks.every == 0:
+            self.team.agree(self.steps)
         self.skipping.complain()
         self.watch.complain()
         return numbers.loss if submitted else torch.tensor(float(numbers.loss))
@@ -267,6 +291,8 @@ class ZeroOrder(torch.optim.Optimizer):
         self.watch.see(record)
         if record.finite:
             self.turn = self.turns.observed(self.turn, record.block, record.coeffs)
+        elif self.team is not None:
+            self.team.hear(record.step)
         if self.listener is not None:
             self.listener(record)
 
@@ -351,6 +377,8 @@ class ZeroOrder(torch.optim.Optimizer):
         self.weights.initial = dict(state_dict["thresholds"])
         self.skipping.load(state_dict["skipped"], state_dict["run_of_bad"])
         self._settled = False
+        if self.team is not None:
+            self.team.introduced = False  # the other ranks may have loaded another state
         self._state.forget()
         steps = state_dict["steps"]
         weight, others = state_dict.get("weight", 1.0), tuple(map(tuple, state_dict.get("others", ())))

@@ -103,6 +103,7 @@ class BatchObjective(Objective):
             functools.partial(self._reserved, len(row.tokens), len(row.keep)),
             self.forward.device,
             at_once(len(row.tokens)),
+            self.weight,
         )
 
     def _bound(self, row: Row, size: int, batch: Tensor) -> BatchObjective:
