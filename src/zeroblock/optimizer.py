@@ -32,7 +32,7 @@ from .step import Plan, objective_of
 from .subspace import Full, Subspace
 from .turn import Turn, Turns
 from .watch import Watch
-from .weights import Decays, Restore, Weights, fold_, is_matrix
+from .weights import Decays, Restore, Weights, is_matrix
 
 
 class ZeroOrder(torch.optim.Optimizer):
@@ -256,7 +256,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def _fold(self) -> None:
         self._settled = True
-        fold_(self.members, Key(self.seed, self.steps - 1))
+        self.weights.fold_(self.members, Key(self.seed, self.steps - 1))
 
     def _refuse_settled(self) -> None:
         if self._settled:

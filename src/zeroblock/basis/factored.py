@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
 
 from .. import ops
 from ..noise import BASIS, Draw, Key, Rounding
+from ..shard import Box
 from .base import Alphas, Basis, Site
 
 
@@ -20,13 +22,14 @@ class Factored(Basis):
     write whole: θ is W + B Vᵀ until :meth:`fold_` makes it W again.
 
     Args:
-        shape: m and n.
+        shape: m and n, of the tensor or of the part of it that this process holds.
         rank: r.
         key: addresses V.
         site: where the tensor lies.
         stale: reproduce a bug of LOZO's code: on the step that draws V the update uses another U than the
             measurement did.
         held: B, where steps are held.
+        box: which part of the tensor this is; all of it by default.  A part takes its rows of z and of V.
     """
 
     shape: tuple[int, int]
@@ -35,6 +38,7 @@ class Factored(Basis):
     site: Site
     stale: bool = False
     held: Tensor | None = dataclasses.field(default=None, compare=False)
+    box: Box | None = None
 
     carries = True
 
@@ -64,30 +68,39 @@ class Factored(Basis):
 
     def factor(self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
         """scale·V, (n, r), drawn anew."""
-        out = torch.empty((self.shape[1], self.rank), dtype=dtype, device=device)
+        v = self._whole_factor(device, scale, dtype)
+        return v if self.box is None else self.box.columns(v)
+
+    def _whole_factor(self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+        """scale·V of the whole tensor."""
+        n = self.shape[1] if self.box is None else math.prod(self.box.shape[1:])
+        out = torch.empty((n, self.rank), dtype=dtype, device=device)
         return ops.fill_(out, self._draw(self.key.to(stream=BASIS)), scale)
+
+    def cut(self, box: Box) -> Factored:
+        return dataclasses.replace(self, shape=box.matrix, box=box)
 
     def coordinates_(self, out: Tensor, key: Key, scale: float, share: float = 1.0) -> Tensor:
         """out ← share·(B + scale·U), the coordinates between W and θ + scale·Pz; out is (m, r) of any dtype."""
-        return ops.fill_(out, self._draw(key), share * scale, start=self.held, decay=share)
+        return ops.fill_(out, self._coordinates(key), share * scale, start=self.held, decay=share)
 
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
         bits = key.to(probe=key.probe + 1)  # other rounding bits than the update's, which are those of probe 0
         z, v = self.coordinates_(self._new(param.device), key, eps), self.factor(param.device)
-        return ops.add_outer_(copy, z, v, 1.0, self._draw(bits), rounding=self.rounding, flip=eps < 0)
+        return ops.add_outer_(copy, z, v, 1.0, self._bits(bits), rounding=self.rounding, flip=eps < 0)
 
     def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float) -> None:
         if decay == 1.0 and not isinstance(alphas, Tensor) and not any(alphas):
             return
         if self.held is not None:
-            ops.add_noise_(self.held, self._draw(self._update_key(key)), alphas)
+            ops.add_noise_(self.held, self._coordinates(self._update_key(key)), alphas)
             return
-        z = ops.fill_(self._new(param.device), self._draw(self._update_key(key)), alphas)
+        z = ops.fill_(self._new(param.device), self._coordinates(self._update_key(key)), alphas)
         self._write_(param, z, 1.0, key, decay)
 
     def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
-        return ops.fill_(self._new(param.device), self._draw(self._update_key(key))).view(-1)[span]
+        return ops.fill_(self._new(param.device), self._coordinates(self._update_key(key))).view(-1)[span]
 
     def lift_(self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float) -> None:
         z = delta.view(self.shape[0], self.rank)
@@ -98,7 +111,8 @@ class Factored(Basis):
 
     def transport(self, state: Tensor, old: Basis) -> Tensor:
         assert isinstance(old, Factored)  # the same subspace made both
-        overlap = old.factor(state.device).T @ self.factor(state.device) / self.shape[1]
+        v = self._whole_factor(state.device)
+        overlap = old._whole_factor(state.device).T @ v / len(v)
         return (state.view(self.shape[0], self.rank) @ overlap).view(-1)
 
     def clocked(self, clock: Tensor) -> Factored:
@@ -122,12 +136,22 @@ class Factored(Basis):
     def _draw(self, key: Key) -> Draw:
         return Draw(key, self.site.offset, self.site.distribution)
 
+    def _coordinates(self, key: Key) -> Draw:
+        """The draw of U."""
+        draw = self._draw(key)
+        return draw if self.box is None else draw.at(self.box.first_row * self.rank)
+
+    def _bits(self, key: Key) -> Draw:
+        """The draw of the rounding bits."""
+        draw = self._draw(key)
+        return draw if self.box is None else draw.to(offset=draw.offset + self.box.offset, rows=self.box.rows)
+
     def _new(self, device: torch.device) -> Tensor:
         """(m, r) in fp32, whatever torch's default dtype."""
         return torch.empty((self.shape[0], self.rank), dtype=torch.float32, device=device)
 
     def _write_(self, param: Tensor, z: Tensor, alpha: float, key: Key, decay: float) -> None:
-        v, draw = self.factor(param.device), self._draw(key)
+        v, draw = self.factor(param.device), self._bits(key)
         ops.add_outer_(param, z, v, alpha, draw, decay=decay, rounding=self.rounding)
 
     def _update_key(self, key: Key) -> Key:

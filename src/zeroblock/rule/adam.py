@@ -74,7 +74,7 @@ class Adam(Rule):
                 own["t"] += 1
                 scalars = (1.0, -float(move.lr), *self.factors(own["t"]), *move.shares)
             ops.adam_(
-                member.param, own["m"], own["v"], draw, scalars, betas=self.betas, eps=self.eps,
+                member.local, own["m"], own["v"], draw, scalars, betas=self.betas, eps=self.eps,
                 decay=move.decay(member), rounding=member.basis.rounding,
             )  # fmt: skip
 

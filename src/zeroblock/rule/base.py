@@ -101,7 +101,7 @@ class Rule(abc.ABC):
 
     def _update_(self, member: Member, state: dict, move: Move) -> None:
         """Take a step on one tensor, span by span."""
-        _, param, basis = member
+        param, basis = member.local, member.basis
         state["t"] += 1
         decay = move.decay(member)
         for span in basis.spans():
