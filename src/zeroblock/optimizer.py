@@ -285,6 +285,7 @@ class ZeroOrder(torch.optim.Optimizer):
             "scores": self.scores,
             "thresholds": dict(self.weights.initial),
             "held": held if self.steps % self.fold else {},
+            **({"shards": self.weights.layout()} if self.weights.boxes else {}),
             "state": self._state.saved({id(p): n for n, p in self.params.items()}),
             "param_groups": [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups],
         }
@@ -305,6 +306,11 @@ class ZeroOrder(torch.optim.Optimizer):
         for block, saved in zip(self.blocks, state_dict.get("blocks", ()), strict=False):
             if (block.name, *block.params) != tuple(saved):
                 raise ZeroBlockError(f"the state's block {saved[0]!r} is not this optimizer's: it has other parameters")
+        if state_dict.get("shards", {}) != self.weights.layout():
+            raise ZeroBlockError(
+                "the state is that of other shards: every process loads the state that it saved, with as many processes "
+                "and the same placements; with others, continue from the journal, which has no shards"
+            )
         if set(state_dict["thresholds"]) != set(self.params):
             raise ZeroBlockError("the state's parameters are not this model's trainable parameters")
         unknown_names = set(state_dict["state"]) - set(self.params)

@@ -7,6 +7,7 @@ nothing is sent for it.  The forward pass is torch's own: it gathers what it nee
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import sys
@@ -138,8 +139,39 @@ def summed(counts: Tensor, param: Any) -> Tensor:
     return counts
 
 
-def gathering(model: nn.Module) -> list[Any]:
-    """The modules of a model that FSDP2 gathers the weights of."""
+class Gathering:
+    """The modules of a model whose weights FSDP2 gathers for a forward pass.
+
+    Args:
+        model: any model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = _gathering(model)
+        inside = {id(part) for module in self.modules for part in module.modules() if part is not module}
+        self._roots = [module for module in self.modules if id(module) not in inside]
+        for module in self.modules:
+            module.reshard()
+        owners = {id(part): part for module in self.modules for part in module.modules()}.values()
+        self._places = [(o._parameters, key) for o in owners for key, p in o._parameters.items() if p is not None]
+        self._places = [(params, key) for params, key in self._places if is_spread(params[key])]
+
+    def release(self) -> None:
+        """Drop what passes have gathered, those that failed midway as well, so that the next one gathers anew."""
+        for module in self.modules:
+            module.reshard()
+        for root in self._roots:  # forgets the passes, of which FSDP2 keeps a list until the backward that never comes
+            with contextlib.suppress(AttributeError, RuntimeError):  # before torch 2.13, and for a part of a model
+                root.reset_iter_state()
+        if not all(is_spread(params[key]) for params, key in self._places):
+            raise ZeroBlockError(
+                "a forward pass of the sharded model failed midway and left weights gathered, which torch 2.13 can undo "
+                "and this version cannot: update torch, or build the model and the optimizer again; if the pass was "
+                "the engine's, give Engine(..., fork=False)"
+            )
+
+
+def _gathering(model: nn.Module) -> list[Any]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return []

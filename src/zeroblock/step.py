@@ -353,6 +353,7 @@ class Plan:
 
     def update(self, coeffs: Sequence[float]) -> None:
         """θ ← θ - lr·Pδ, with coefficients on the host."""
+        self.weights.release()
         shares = [c / len(coeffs) for c in clamped(coeffs, self.clip)]
         self.rule.update_(self.members, self.state, Move(self.key, shares, self.lr, self._decay))
         self.state.wind()

@@ -17,7 +17,7 @@ from .direction import Direction, JustInTime, Member, Subtracted, Swapped, Writt
 from .errors import ZeroBlockError, ZeroBlockWarning
 from .noise import Distribution, Key, Rounding
 from .ops import DTYPES
-from .shard import Box, box_of, gathering, is_spread, whole
+from .shard import Box, Gathering, box_of, is_spread, whole
 from .subspace import Subspace
 
 Restore = Literal["copy", "subtract"]
@@ -54,8 +54,7 @@ class Weights:
         self.model, self.blocks, self.subspace = model, tuple(blocks), subspace
         self.interval, self.fold, self.seed = interval, fold, seed
         self.distribution, self.rounding, self.restore = distribution, rounding, restore
-        self._gathering = gathering(model)
-        self.release()
+        self._gathering = Gathering(model)
         self.offsets: dict[str, int] = {}
         total = 0
         for name, param in model.named_parameters():  # frozen ones too: freezing a tensor must not move others' noise
@@ -65,7 +64,7 @@ class Weights:
         for name, param in self.params.items():
             _check(name, param, model)
         _say_packed(model, self.params)
-        self.sharded = bool(self._gathering) or any(map(is_spread, self.params.values()))
+        self.sharded = any(map(is_spread, self.params.values()))
         """Whether any of them is spread over several processes."""
         boxes = {name: box_of(name, param) for name, param in self.params.items()}
         self.boxes: dict[str, Box] = {name: box for name, box in boxes.items() if box is not None}
@@ -128,12 +127,15 @@ class Weights:
 
     def release(self) -> None:
         """Drop the copies of sharded weights that forward passes have gathered, which would not see the next move."""
-        for module in self._gathering:
-            module.reshard()
+        self._gathering.release()
 
     def whole(self, name: str) -> Tensor:
         """A tensor as one process would hold it; where it is sharded, every process has to ask for it."""
         return whole(self.params[name])
+
+    def layout(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The shards of this process as plain numbers, start and size; empty where tensors are whole."""
+        return {name: (box.start, box.size) for name, box in self.boxes.items()}
 
     def fold_(self, members: Sequence[Member], key: Key) -> None:
         """Write the held steps to their tensors, whose rounding bits ``key`` addresses."""

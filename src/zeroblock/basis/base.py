@@ -146,6 +146,11 @@ class Basis(abc.ABC):
         """The noise whose elements are the coordinates one by one; None where P is not diagonal."""
         return None
 
+    @property
+    def uncut(self) -> Basis | None:
+        """The basis of the whole tensor that this one was cut from: itself, if it was not; None if it is lost."""
+        return self
+
     def cut(self, box: Box) -> Basis:
         """The basis of a part of the tensor: the coordinates and rows of P that concern it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import torch
@@ -43,6 +44,10 @@ class Elementwise(Basis):
     def elementwise(self, key: Key) -> Draw:
         draw = Draw(key, self.site.offset, self.site.distribution, self.mask)
         return draw if self.box is None else draw.to(offset=draw.offset + self.box.offset, rows=self.box.rows)
+
+    @property
+    def uncut(self) -> Elementwise:
+        return self if self.box is None else dataclasses.replace(self, numel=math.prod(self.box.shape), box=None)
 
     def cut(self, box: Box) -> Elementwise:
         return dataclasses.replace(self, numel=box.numel, box=box)

@@ -77,6 +77,15 @@ class Factored(Basis):
         out = torch.empty((n, self.rank), dtype=dtype, device=device)
         return ops.fill_(out, self._draw(self.key.to(stream=BASIS)), scale)
 
+    @property
+    def uncut(self) -> Factored | None:
+        if self.box is None:
+            return self
+        if self.held is not None:  # other processes hold other rows of it
+            return None
+        m, *rest = self.box.shape
+        return dataclasses.replace(self, shape=(m, math.prod(rest)), box=None)
+
     def cut(self, box: Box) -> Factored:
         return dataclasses.replace(self, shape=box.matrix, box=box)
 
