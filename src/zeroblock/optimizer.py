@@ -308,8 +308,8 @@ class ZeroOrder(torch.optim.Optimizer):
                 raise ZeroBlockError(f"the state's block {saved[0]!r} is not this optimizer's: it has other parameters")
         if state_dict.get("shards", {}) != self.weights.layout():
             raise ZeroBlockError(
-                "the state is that of other shards: every process loads the state that it saved, with as many processes "
-                "and the same placements; with others, continue from the journal, which has no shards"
+                "the state is that of other shards: every process loads the state that it saved, with as many "
+                "processes and the same placements; with others, continue from the journal, which has no shards"
             )
         if set(state_dict["thresholds"]) != set(self.params):
             raise ZeroBlockError("the state's parameters are not this model's trainable parameters")

@@ -153,8 +153,9 @@ class Gathering:
         for module in self.modules:
             module.reshard()
         owners = {id(part): part for module in self.modules for part in module.modules()}.values()
-        self._places = [(o._parameters, key) for o in owners for key, p in o._parameters.items() if p is not None]
-        self._places = [(params, key) for params, key in self._places if is_spread(params[key])]
+        named = ((owner._parameters, key) for owner in owners for key in owner._parameters)
+        self._places = [(params, key) for params, key in named if is_spread(params[key])]
+        """Where a module holds a shard while nothing is gathered."""
 
     def release(self) -> None:
         """Drop what passes have gathered, those that failed midway as well, so that the next one gathers anew."""
@@ -165,9 +166,9 @@ class Gathering:
                 root.reset_iter_state()
         if not all(is_spread(params[key]) for params, key in self._places):
             raise ZeroBlockError(
-                "a forward pass of the sharded model failed midway and left weights gathered, which torch 2.13 can undo "
-                "and this version cannot: update torch, or build the model and the optimizer again; if the pass was "
-                "the engine's, give Engine(..., fork=False)"
+                "a forward pass of the sharded model failed midway and left weights gathered, which torch 2.13 can "
+                "undo and this version cannot: update torch, or build the model and the optimizer again; if the pass "
+                "was the engine's, give Engine(..., fork=False)"
             )
 
 

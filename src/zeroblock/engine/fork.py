@@ -291,8 +291,9 @@ class Fork:
 
             def embedding(ids: Tensor) -> Tensor:
                 v, us = self._factors(self.anatomy.gathered(weight))  # within, so that a captured layer draws its own
-                beside = torch.cat([F.embedding(self._mine(ids, r), us[r]) for r in range(rows)])
-                y: Tensor = inner(ids) + beside @ v.T
+                y: Tensor = inner(ids)
+                ids = ids.to(v.device)
+                y = y + torch.cat([F.embedding(self._mine(ids, r), us[r]) for r in range(rows)]) @ v.T
                 self.parted = True
                 return y
 
@@ -306,6 +307,7 @@ class Fork:
             matrix, plain = mine.param, module._parameters.get("bias") if bias is None else None
             v, us = self._factors(mine)
             left, right = (us, v.T.expand(rows, -1, -1)) if transposed else (v, us.transpose(1, 2))
+            x = x.to(matrix.device)
             lead = x.shape[:-1] if self.parted else (rows, *x.shape[1:-1])
             x = self._rows(x).reshape(rows, -1, x.shape[-1])  # experts see the rows end to end
             y = F.linear(x, matrix.T if transposed else matrix, plain)
