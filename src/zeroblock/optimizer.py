@@ -28,6 +28,7 @@ from .rule import SGD, Rule
 from .run import host, stream
 from .run.queue import Queue
 from .schedule import Schedule, Shuffled
+from .shard import refuse_apart
 from .state import State
 from .step import Plan, objective_of
 from .subspace import Full, Subspace
@@ -134,6 +135,8 @@ class ZeroOrder(torch.optim.Optimizer):
             distribution=distribution, rounding=rounding, restore=restore,
         )  # fmt: skip
         ranks = Ranks.of(parallel, probes=self.estimator.probes)
+        if ranks is not None:
+            refuse_apart(self.weights.params, ranks.apart)
         self.team = None if ranks is None else Team(ranks, self.weights.params)
         """The processes that take every step together; None where this one is alone."""
         self.watch = Watch(self.weights)
@@ -206,7 +209,8 @@ class ZeroOrder(torch.optim.Optimizer):
         if objective is not None:
             if self.team is not None and not self.team.introduced:
                 weights = [part.weight for part in objective.parts]
-                self.team.introduce(facts_of(self), weights, self.model.parameters())
+                passes = {"number of micro-batches": len(weights)} if self.weights.sharded else {}
+                self.team.introduce(facts_of(self) | passes, weights, self.model.parameters())
             objective = self.watch.over(objective, plan)
         with exclusive(self.model), uninterrupted() as shield:
             numbers = submitted = None

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import math
 import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -128,6 +129,42 @@ def box_of(name: str, param: Any) -> Box | None:
             "the first and one other: choose other placements, or freeze it with requires_grad_(False)"
         )
     return box
+
+
+def companions(param: Any) -> set[int]:
+    """The ranks of the world that hold the shards of a tensor beside this process's one, this process included."""
+    if not is_spread(param):
+        return set()
+    mesh, here = param.device_mesh, param.device_mesh.get_coordinate()
+    cut = [not placement.is_replicate() for placement in param.placements]
+    if here is None or not any(cut):
+        return set()
+    return set(mesh.mesh[tuple(slice(None) if c else i for c, i in zip(cut, here, strict=True))].flatten().tolist())
+
+
+def held_alike(params: Iterable[Tensor], ranks: Sequence[int]) -> Iterator[Tensor]:
+    """What several ranks of the world hold alike of some tensors: whole ones, and shards that they hold copies of."""
+    for param in params:
+        if len(companions(param).intersection(ranks)) < 2:
+            yield local(param)
+
+
+def refuse_apart(params: Mapping[str, Tensor], apart: Iterable[int]) -> None:
+    """Raise if ranks that measure other points of a step hold shards of the same tensors.
+
+    Args:
+        params: by name.
+        apart: ranks of the world whose points are others than this process's.
+    """
+    others = set(apart)
+    for name, param in params.items():
+        if others & companions(param):
+            raise ZeroBlockError(
+                f"ranks {sorted(companions(param))} hold the shards of {name!r}, which a forward pass gathers, so that "
+                "they must measure the same points: share the data (parallel='data'), or share the probes across the "
+                "shards: mesh = init_device_mesh(..., mesh_dim_names=('probes', 'shard')), fully_shard(..., "
+                "mesh=mesh['shard']) and parallel=mesh['probes']"
+            )
 
 
 def summed(counts: Tensor, param: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterable
@@ -9,21 +10,28 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pool import group
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
 import zeroblock as zb
-from pool import group
+from toy import same
+from zeroblock.engine.fork import Anatomy, ForkError, forking
 from zeroblock.method import METHODS
+from zeroblock.turn import Turn
 
 VOCABULARY = 7
-STEPS = 4
-SPECIAL: dict[str, dict[str, Any]] = {"lozo": {"interval": 2}, "lozo_m": {"interval": 2}, "mezo_bcd_adam": {"interval": 2}}
-"""Options with which four steps see several turns."""
+STEPS = 3
+SPECIAL: dict[str, dict[str, Any]] = {
+    "lozo": {"interval": 2},
+    "lozo_m": {"interval": 2},
+    "mezo_bcd_adam": {"interval": 2},
+}
+"""Options with which three steps see two turns."""
 Weights = dict[str, Tensor]
 
 
@@ -104,7 +112,9 @@ def trained(
 
 def alone(name: str, dtype: torch.dtype, shares: int = 1, **options: Any) -> tuple[Weights, list[tuple[float, ...]]]:
     """One process that has whole weights and the micro-batches of all shares."""
-    return trained(name, Toy(dtype), lambda model, step: [batch(model, 10 * step + s) for s in range(shares)], **options)
+    return trained(
+        name, Toy(dtype), lambda model, step: [batch(model, 10 * step + s) for s in range(shares)], **options
+    )
 
 
 def together(names: Iterable[str], dtype: torch.dtype, size: int) -> dict[str, Any]:
@@ -153,18 +163,86 @@ def arranged(names: Iterable[str], dtype: torch.dtype, way: str | None) -> dict[
             if way == "columns":
                 place_columns(model, mesh)
         objective = counted(batch(model, 0)) if way != "columns" else counted(lambda: torch.zeros(()))
-        results[name], _ = trained(name, model, lambda *_, objective=objective: objective)
+        options = {} if way is None else {"parallel": group(4)}
+        results[name], _ = trained(name, model, lambda *_, objective=objective: objective, **options)
     return results
 
 
 def place_columns(model: nn.Module, mesh: DeviceMesh) -> None:
     """Matrices cut along both dimensions, unevenly, and copies of everything else."""
+    placed: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        for key, param in list(module._parameters.items()):
-            if param is None or isinstance(param, DTensor):
-                continue
-            placements = [Shard(0), Shard(1)] if param.dim() == 2 else [Replicate(), Replicate()]
-            module._parameters[key] = nn.Parameter(distribute_tensor(param.data, mesh, placements))
+        for key, param in module._parameters.items():
+            if param is not None and id(param) not in placed:
+                placements = [Shard(0), Shard(1)] if param.dim() == 2 else [Replicate(), Replicate()]
+                placed[id(param)] = nn.Parameter(distribute_tensor(param.data, mesh, placements))
+            module._parameters[key] = param if param is None else placed[id(param)]
+
+
+def resumed() -> bool:
+    """Whether a state continues where it was taken, given the weights: low-rank momentum, which follows the bases."""
+    mesh, passes = DeviceMesh.from_group(group(2), "cpu"), []
+    model: nn.Module = sharded(Toy(), mesh)
+    first = METHODS["lozo_m"](model, lr=1e-2, parallel=group(2), **SPECIAL["lozo_m"])
+    for _ in range(3):
+        first.step(batch(model, 0))
+    again: nn.Module = Toy()
+    again.load_state_dict(gathered(first), strict=False)
+    second = METHODS["lozo_m"](sharded(again, mesh), lr=1e-2, parallel=group(2), **SPECIAL["lozo_m"])
+    second.load_state_dict(first.state_dict())
+    for optimizer, one in ((first, model), (second, again)):
+        for _ in range(3):
+            optimizer.step(batch(one, 0))
+        passes.append(gathered(optimizer))
+    return same(*passes)
+
+
+def interrupted() -> bool:
+    """Whether a pass that fails midway leaves the weights, and nothing gathered that the next pass would read."""
+    mesh, ends = DeviceMesh.from_group(group(2), "cpu"), []
+    for fails in (False, True):
+        model: nn.Module = sharded(Toy(), mesh)
+        optimizer = METHODS["mezo"](model, lr=1e-2, parallel=group(2))
+        optimizer.step(batch(model, 0))
+        if fails:
+            before = gathered(optimizer)
+            hook = model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+            with contextlib.suppress(ZeroDivisionError):
+                optimizer.step(batch(model, 1))
+            hook.remove()
+            assert same(gathered(optimizer), before)
+        optimizer.step(batch(model, 2))
+        ends.append((batch(model, 3)().item(), gathered(optimizer)))
+    return ends[0][0] == ends[1][0] and not same(before, ends[1][1])
+
+
+@torch.no_grad()
+def forked(name: str, way: str) -> list[Tensor]:
+    """What a forked pass returns for every block: of whole weights, of layers that FSDP2 gathers, or of their parts."""
+    model: nn.Module = Toy()
+    if way == "parts":
+        for layer in model.layers:
+            fully_shard(layer.up, mesh=DeviceMesh.from_group(group(2), "cpu"))
+    if way != "whole":
+        sharded(model, DeviceMesh.from_group(group(2), "cpu"))
+    options = {} if way == "whole" else {"parallel": group(2)}
+    optimizer = METHODS[name](model, lr=1e-2, interval=1, **options)
+    anatomy, tokens, outs = Anatomy(model), torch.arange(5)[None], []
+    for block in range(len(optimizer.blocks)):
+        optimizer.weights.release()
+        optimizer.enter(Turn(block, block, block, tuple(optimizer.scores)))
+        with forking(anatomy, optimizer.plan().points, 5, watch=True):
+            outs.append(model(tokens))
+    return outs
+
+
+def unforkable() -> str:
+    """Why parts of a layer that FSDP2 gathers one by one cannot be forked."""
+    try:
+        forked("mezo", "parts")
+    except ForkError as error:
+        return str(error)
+    return ""
 
 
 def refused(way: str) -> str:
@@ -180,7 +258,7 @@ def refused(way: str) -> str:
 
                 METHODS["mezo"](FullyShardedDataParallel(Toy(), process_group=group(2), device_id=torch.device("cpu")))
             if way == "state":
-                state = METHODS["mezo"](Toy()).state_dict()
+                state = METHODS["mezo"](Toy(), parallel=None).state_dict()
                 METHODS["mezo"](sharded(Toy(), mesh), parallel=group(2)).load_state_dict(state)
         except zb.ZeroBlockError as error:
             return str(error)
