@@ -16,6 +16,7 @@ from .errors import ZeroBlockError
 from .estimator import Estimator
 from .noise import VERSION
 from .ranks.wrapper import unwrapped
+from .rule import Rule
 from .subspace import Subspace
 
 T = TypeVar("T")
@@ -117,6 +118,17 @@ def check_anchor(estimator: Estimator, restore: str, fold: int) -> None:
         raise ZeroBlockError("an anchor is measured on copies: leave restore='subtract' out")
     if estimator.anchors and fold > 1:
         raise ZeroBlockError("an anchor is a copy of the weights, which are not θ between folds: leave fold out")
+
+
+def check_shards(sharded: bool, rule: Rule, estimator: Estimator) -> None:
+    """Refuse what needs whole tensors where each process holds a part."""
+    if sharded and not rule.divisible:
+        raise ZeroBlockError(
+            f"the rule {type(rule).__name__} needs whole tensors, and each process holds a part of them: take another "
+            "rule, or keep the weights whole on every process"
+        )
+    if sharded and estimator.anchors:
+        raise ZeroBlockError("an anchor is a copy of whole tensors: keep the weights whole on every process")
 
 
 def partition_name(partition: object) -> str:

@@ -1,4 +1,4 @@
-"""Directions: a line through the weights, and three ways to stand on it.
+"""Directions: a line through the weights, and four ways to stand on it.
 
 MeZO adds εu to every weight, subtracts it twice and adds it again; in 16 bits
 the weights do not come back.  Here θ is never written while measuring: the
@@ -24,6 +24,7 @@ from .basis import Basis
 from .errors import ZeroBlockError
 from .interrupt import uninterrupted
 from .noise import Key
+from .shard import local
 
 UNREAD_FIX = (
     "call the very model that the optimizer was built on, and not a copy of it (deepcopy, export, another instance), "
@@ -43,6 +44,11 @@ class Member(NamedTuple):
     def perturbed(self, param: Tensor, key: Key, scale: float) -> Tensor:
         """The tensor at θ + scale·Pz: a copy, or ``param`` itself where that is the point already."""
         return self.basis.perturbed(param, key, scale) if scale or self.basis.behind else param
+
+    @property
+    def local(self) -> Tensor:
+        """What this process holds of the tensor: the tensor itself, or its shard, which the basis is cut to."""
+        return local(self.param)
 
 
 @dataclasses.dataclass(eq=False)
@@ -119,6 +125,35 @@ class Swapped(Direction):
                 member.param.data = original
 
 
+class Written(Direction):
+    """The weights themselves are written, and put back from a copy, exactly: a block's shards of extra memory.
+
+    For sharded weights, which a forward pass gathers from where they lie.
+
+    Args:
+        release: drops what an earlier pass has gathered.
+    """
+
+    def __init__(self, key: Key, members: Sequence[Member], paired: bool, release: Callable[[], None]) -> None:
+        super().__init__(key, members, paired)
+        self.release = release
+
+    def __enter__(self) -> Self:
+        self.originals = [member.local.clone() for member in self.members]
+        return self
+
+    def move(self, scale: float) -> None:
+        self.release()
+        for member, original in zip(self.members, self.originals, strict=True):
+            member.local.copy_(member.perturbed(original, self.key, scale))
+
+    def __exit__(self, *exception: object) -> None:
+        with uninterrupted():
+            self.release()
+            for member, original in zip(self.members, self.originals, strict=True):
+                member.local.copy_(original)
+
+
 class JustInTime(Direction):
     """An active tensor is perturbed when a torch function reads it: extra memory for the largest layer at most.
 
@@ -175,14 +210,24 @@ class Subtracted(Direction):
     """MeZO's way: the weights themselves are moved, and moved back by subtraction.
 
     No extra memory, but 16-bit weights do not return to where they were.
+
+    Args:
+        release: drops what an earlier pass has gathered of sharded weights.
     """
 
     position = 0.0
 
+    def __init__(
+        self, key: Key, members: Sequence[Member], paired: bool, release: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(key, members, paired)
+        self.release = release
+
     def move(self, scale: float) -> None:
         with uninterrupted():  # half a walk could not be undone
-            for _, param, basis in self.members:
-                basis.add_(param, self.key, (scale - self.position,), 1.0)
+            self.release()
+            for member in self.members:
+                member.basis.add_(member.local, self.key, (scale - self.position,), 1.0)
             self.position = scale
 
     def __exit__(self, *exception: object) -> None:

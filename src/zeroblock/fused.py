@@ -35,6 +35,7 @@ def serves(optimizer: ZeroOrder) -> bool:
     return (
         optimizer.rule.adds_up
         and weights.restore == "copy"
+        and not weights.sharded
         and all(p.is_cuda and p.is_contiguous() for p in weights.params.values())
         and all(m.basis.replays_together for b in range(len(weights.blocks)) for m in weights.members(b, turn))
     )

@@ -17,7 +17,7 @@ import dataclasses
 import enum
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from .errors import ZeroBlockWarning
@@ -122,16 +122,36 @@ Mask = SmallMask | RandomMask
 
 
 @dataclasses.dataclass(frozen=True)
+class Rows:
+    """Where the elements of a tensor lie that is some columns of a wider one: in rows, with gaps between them.
+
+        a(i) = ((first + i) div width)·stride + (first + i) mod width
+
+    Args:
+        width: elements per row.
+        stride: from the first element of a row to that of the next, in the wider tensor.
+        first: the element of the rows that is element 0.
+    """
+
+    width: int
+    stride: int
+    first: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Draw:
     """The noise that the elements of a tensor take.
 
-        u_k[i] = f(seed, step, probe + k, stream, offset + i)      if the mask keeps element i, otherwise 0
+        u_k[i] = f(seed, step, probe + k, stream, offset + a(i))      if the mask keeps element i, otherwise 0
+
+    with a(i) = i, or as :class:`Rows` says.
 
     Args:
         key: the address of u_0.
         offset: global offset of the tensor's first element.
         distribution: NORMAL, or RADEMACHER for signs.
         mask: which elements take noise; all by default.
+        rows: where the elements lie from the offset on; one after another by default.
 
     A slice of a tensor takes the slice of its noise:
 
@@ -139,16 +159,39 @@ class Draw:
     >>> draw = Draw(Key(seed=0, step=1), offset=7)
     >>> normal(draw, (5,))[2:].equal(normal(draw.at(2), (3,)))
     True
+
+    So do some columns of a matrix:
+
+    >>> right = Draw(Key(seed=0, step=1), offset=7 + 3, rows=Rows(width=2, stride=5))
+    >>> normal(draw, (4, 5))[:, 3:].equal(normal(right, (4, 2)))
+    True
     """
 
     key: Key
     offset: int = 0
     distribution: Distribution = Distribution.NORMAL
     mask: Mask | None = None
+    rows: Rows | None = None
 
     def at(self, first: int) -> Draw:
         """The draw of the elements from ``first`` on."""
-        return dataclasses.replace(self, offset=self.offset + first) if first else self
+        if not first:
+            return self
+        if self.rows is None:
+            return dataclasses.replace(self, offset=self.offset + first)
+        return dataclasses.replace(self, rows=dataclasses.replace(self.rows, first=self.rows.first + first))
+
+    def runs(self, n: int) -> Iterator[tuple[int, int]]:
+        """The first n elements as runs of consecutive addresses: the first address and the length of each."""
+        if self.rows is None:
+            yield self.offset, n
+            return
+        start, stop = self.rows.first, self.rows.first + n
+        while start < stop:
+            row, column = divmod(start, self.rows.width)
+            length = min(self.rows.width - column, stop - start)
+            yield self.offset + row * self.rows.stride + column, length
+            start += length
 
     def probe(self, k: int) -> Draw:
         """The draw of u_k alone."""

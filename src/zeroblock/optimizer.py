@@ -24,6 +24,7 @@ from .composition import (
     check_anchor,
     check_model,
     check_numbers,
+    check_shards,
     count,
     facts_of,
     parts_of,
@@ -40,12 +41,13 @@ from .rule import SGD, Rule
 from .run import host, stream
 from .run.queue import Queue
 from .schedule import Schedule, Shuffled
+from .shard import refuse_apart
 from .state import State
 from .step import Plan, objective_of
 from .subspace import Full, Subspace
 from .turn import Turn, Turns
 from .watch import Watch
-from .weights import Decays, Restore, Weights, fold_, is_matrix
+from .weights import Decays, Restore, Weights, is_matrix
 
 
 class ZeroOrder(torch.optim.Optimizer):
@@ -162,8 +164,11 @@ class ZeroOrder(torch.optim.Optimizer):
             distribution=distribution, rounding=rounding, restore=restore,
         )  # fmt: skip
         ranks = Ranks.of(parallel, probes=self.estimator.probes)
+        if ranks is not None:
+            refuse_apart(self.weights.params, ranks.apart)
         self.team = None if ranks is None else Team(ranks, self.weights.params)
         """The processes that take every step together; None where this one is alone."""
+        check_shards(self.weights.sharded, self.rule, self.estimator)
         self.watch = Watch(self.weights)
         """Notices that the model or the objective no longer fits this optimizer."""
         self.params, self.offsets = self.weights.params, self.weights.offsets
@@ -245,7 +250,9 @@ class ZeroOrder(torch.optim.Optimizer):
         if objective is not None:
             if self.team is not None and not self.team.introduced:
                 weights, submits = [part.weight for part in objective.parts], objective.submits and plan.capturable
-                self.team.introduce(facts_of(self), weights, self.model.parameters(), submits and any(plan.mine))
+                passes = {"number of micro-batches": len(weights)} if self.weights.sharded else {}
+                facts = facts_of(self) | passes
+                self.team.introduce(facts, weights, self.model.parameters(), submits and any(plan.mine))
             objective = self.watch.over(objective, plan)
         with exclusive(self.model), uninterrupted() as shield:
             numbers = submitted = None
@@ -313,7 +320,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def _fold(self) -> None:
         self._settled = True
-        fold_(self.members, Key(self.seed, self.steps - 1))
+        self.weights.fold_(self.members, Key(self.seed, self.steps - 1))
 
     def _refuse_settled(self) -> None:
         if self._settled:
@@ -346,6 +353,7 @@ class ZeroOrder(torch.optim.Optimizer):
             **({"table": self._state.table.tolist()} if self.rule.block_numbers else {}),
             "held": held if self.steps % self.fold else {},
             **({"anchor": {n: t.clone() for n, t in self.weights.anchor.items()}} if self.estimator.anchors else {}),
+            **({"shards": self.weights.layout()} if self.weights.boxes else {}),
             "state": self._state.saved({id(p): n for n, p in self.params.items()}),
             "param_groups": [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups],
         }
@@ -366,6 +374,11 @@ class ZeroOrder(torch.optim.Optimizer):
         for block, saved in zip(self.blocks, state_dict.get("blocks", ()), strict=False):
             if (block.name, *block.params) != tuple(saved):
                 raise ZeroBlockError(f"the state's block {saved[0]!r} is not this optimizer's: it has other parameters")
+        if state_dict.get("shards", {}) != self.weights.layout():
+            raise ZeroBlockError(
+                "the state is that of other shards: every process loads the state that it saved, with as many "
+                "processes and the same placements; with others, continue from the journal, which has no shards"
+            )
         if set(state_dict["thresholds"]) != set(self.params):
             raise ZeroBlockError("the state's parameters are not this model's trainable parameters")
         unknown_names = set(state_dict["state"]) - set(self.params)

@@ -361,6 +361,7 @@ class Plan:
 
     def update(self, coeffs: Sequence[float], curvatures: Sequence[float] = ()) -> None:
         """θ ← θ - lr·Pδ, with coefficients (and curvatures, where they are measured) on the host."""
+        self.weights.release()
         shares = [c / len(coeffs) for c in self.weighed(coeffs, self.turn.block)]
         for factor, members in self.weights.grouped(self.members, self.turn.active):
             lr = self.lr * factor

@@ -16,6 +16,7 @@ from .basis import CHUNK, Basis, Elementwise, Factored, Framed, Initial, OuterPr
 from .errors import ZeroBlockError
 from .noise import BASIS, Key, RandomMask, SmallMask
 from .registry import Registry
+from .shard import local, summed, whole
 
 SUBSPACES = Registry("subspace")
 
@@ -204,7 +205,7 @@ class Relative(Subspace):
         return self.subspace.retraces
 
     def initial(self, param: Tensor) -> Initial:
-        return (typical_size(param), self.subspace.initial(param))
+        return (typical_size(whole(param)), self.subspace.initial(param))
 
     def basis(self, param: Tensor, key: Key, site: Site) -> Basis:
         assert isinstance(site.initial, tuple)
@@ -250,19 +251,20 @@ def smallest(param: Tensor, k: int) -> float:
     """The k-th smallest magnitude of a tensor, exactly, by counting bit patterns in two rounds; 0 of none.
 
     Magnitudes sort like the integers of their bits, so this takes two histograms of
-    at most 65,536 bins instead of a sort, whatever the tensor's size.
+    at most 65,536 bins instead of a sort, whatever the tensor's size.  Processes that hold
+    the shards of a tensor add up their histograms, and nothing else.
     """
-    flat = param.detach().reshape(-1)
-    if not flat.numel():
+    if not param.numel():
         return 0.0
-    if flat.dtype == torch.float64:
-        return float(flat.abs().kthvalue(k).values)
+    if param.dtype == torch.float64:
+        return float(whole(param).reshape(-1).abs().kthvalue(k).values)
+    flat = local(param).detach().reshape(-1)
     word, half = (torch.int32, 16) if flat.dtype == torch.float32 else (torch.int16, 0)
     high = torch.zeros(1 << 15, dtype=torch.int64, device=flat.device)
     mask = 0x7FFFFFFF if half else 0x7FFF
     for part in flat.split(CHUNK):
         high += torch.bincount((part.view(word) & mask).to(torch.int64) >> half, minlength=1 << 15)
-    cumulative = high.cumsum(0)
+    cumulative = summed(high, param).cumsum(0)
     top = int(torch.searchsorted(cumulative, k))
     if not half:
         return float(torch.tensor([top], dtype=torch.int16).view(flat.dtype).double())
@@ -271,7 +273,7 @@ def smallest(param: Tensor, k: int) -> float:
     for part in flat.split(CHUNK):
         pattern = part.view(word) & mask
         low += torch.bincount(pattern[pattern >> half == top].to(torch.int64) & 0xFFFF, minlength=1 << 16)
-    bottom = int(torch.searchsorted(low.cumsum(0), rest))
+    bottom = int(torch.searchsorted(summed(low, param).cumsum(0), rest))
     return float(torch.tensor([top << 16 | bottom], dtype=torch.int32).view(torch.float32).double())
 
 

@@ -66,6 +66,7 @@ class Watch:
         Returns:
             Whether the model has moved to another device, which is allowed before the first step.
         """
+        self.weights.release()
         if not self._unchanged():
             self._compare()
             self._look()  # whatever changed, the trainable parameters are the same
@@ -120,9 +121,9 @@ class Watch:
             if lasting and (self._hidden or reading is not None):
                 self._limit *= 2
                 self._say(
-                    f"the coefficients of {self._zeros} steps in a row are exactly 0, and compiled or scripted code "
-                    "hides whether it reads the weights of this model: unless the objective is flat or eps is tiny, "
-                    f"{UNREAD_FIX}"
+                    f"the coefficients of {self._zeros} steps in a row are exactly 0, and compiled, scripted or "
+                    "sharded code hides whether it reads the weights of this model: unless the objective is flat or "
+                    f"eps is tiny, {UNREAD_FIX}"
                 )
         elif reading.any or not still:
             self._unseen.discard(record.block)

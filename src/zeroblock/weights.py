@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from . import block as blocks_of
 from .basis import Basis, Elsewhere, Site
 from .block import Block
-from .direction import Direction, JustInTime, Member, Subtracted, Swapped
+from .direction import Direction, JustInTime, Member, Subtracted, Swapped, Written
 from .errors import ZeroBlockError, ZeroBlockWarning
 from .noise import Distribution, Key, Rounding
 from .ops import DTYPES
+from .shard import Box, Gathering, box_of, is_spread, whole
 from .subspace import Subspace
 
 Restore = Literal["copy", "subtract"]
@@ -54,6 +55,7 @@ class Weights:
         self.model, self.blocks, self.subspace = model, tuple(blocks), subspace
         self.interval, self.fold, self.seed = interval, fold, seed
         self.distribution, self.rounding, self.restore = distribution, rounding, restore
+        self._gathering = Gathering(model)
         self.offsets: dict[str, int] = {}
         total = 0
         for name, param in model.named_parameters():  # frozen ones too: freezing a tensor must not move others' noise
@@ -63,6 +65,11 @@ class Weights:
         for name, param in self.params.items():
             _check(name, param, model)
         _say_packed(model, self.params)
+        self.sharded = any(map(is_spread, self.params.values()))
+        """Whether any of them is spread over several processes."""
+        boxes = {name: box_of(name, param) for name, param in self.params.items()}
+        self.boxes: dict[str, Box] = {name: box for name, box in boxes.items() if box is not None}
+        """Where the shards of this process lie in their tensors."""
         self.initial = {name: subspace.initial(param) for name, param in self.params.items()}
         self._members: dict[int, tuple[Member, ...]] = {}
         """Those of blocks whose bases never change."""
@@ -75,11 +82,12 @@ class Weights:
 
     @property
     def capturable(self) -> bool:
-        """Whether all tensors lie on one device, and kernels there know their dtypes."""
+        """Whether all tensors lie whole on one device, and kernels there know their dtypes."""
         first = next(iter(self.params.values()))
         if self._placed != first.device:  # a model may move before its first step
             params = self.params.values()
-            self._uniform = all(p.dtype != torch.float64 for p in params) and len({p.device for p in params}) == 1
+            alike = all(p.dtype != torch.float64 for p in params) and len({p.device for p in params}) == 1
+            self._uniform = alike and not self.sharded
             self._placed = first.device
         return self._uniform
 
@@ -88,6 +96,8 @@ class Weights:
         param = self.params[name]
         site = Site(self.offsets[name], self.distribution, self.rounding, self.initial[name])
         basis = self.subspace.basis(param, Key(self.seed, turn * self.interval), site)
+        if name in self.boxes:
+            basis = basis.cut(self.boxes[name])
         if self.fold == 1:
             return basis
         if name not in self.held:
@@ -135,10 +145,31 @@ class Weights:
     def direction(self, key: Key, members: Sequence[Member], paired: bool, several: bool = False) -> Direction:
         """The line θ + s·Pz in the way that suits the model; ``several`` says that members are of several blocks."""
         if self.restore == "subtract":
-            return Subtracted(key, members, paired)
+            return Subtracted(key, members, paired, self.release)
+        if self.sharded:
+            return Written(key, members, paired, self.release)
         if (len(self.blocks) > 1 and not several) or self.opaque:
             return Swapped(key, members, paired)
         return JustInTime(key, members, paired, self.largest_layer)
+
+    def release(self) -> None:
+        """Drop the copies of sharded weights that forward passes have gathered, which would not see the next move."""
+        self._gathering.release()
+
+    def whole(self, name: str) -> Tensor:
+        """A tensor as one process would hold it; where it is sharded, every process has to ask for it."""
+        return whole(self.params[name])
+
+    def layout(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The shards of this process as plain numbers, start and size; empty where tensors are whole."""
+        return {name: (box.start, box.size) for name, box in self.boxes.items()}
+
+    def fold_(self, members: Sequence[Member], key: Key) -> None:
+        """Write the held steps to their tensors, whose rounding bits ``key`` addresses."""
+        self.release()
+        for member in members:
+            if member.basis.behind:
+                member.basis.fold_(member.local, key)
 
     def largest_size(self, blocks: int = 1) -> int:
         """Number of coordinates of so many blocks, of those that have most."""
@@ -181,7 +212,7 @@ def _check(name: str, param: Tensor, model: nn.Module) -> None:
     if param.is_meta:
         raise ZeroBlockError(f"{name!r} is on the meta device; load the weights first")
     blocks_of.refuse_packed(name, param)
-    if param.dtype not in DTYPES or hasattr(param, "__tensor_flatten__"):  # as sharded tensors have it
+    if param.dtype not in DTYPES or (hasattr(param, "__tensor_flatten__") and not is_spread(param)):
         kind = param.dtype if param.dtype not in DTYPES else type(param).__name__
         raise ZeroBlockError(
             f"{name!r} is {kind}; zeroblock moves whole fp32, fp64, fp16 and bf16 weights: freeze the others with "
@@ -206,13 +237,6 @@ def adapted(model: nn.Module) -> bool:
     return any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules())
 
 
-def fold_(members: Sequence[Member], key: Key) -> None:
-    """Write the held steps to their tensors, whose rounding bits ``key`` addresses."""
-    for member in members:
-        if member.basis.behind:
-            member.basis.fold_(member.param, key)
-
-
 def compiled(model: nn.Module) -> bool:
     """Whether ``torch.compile`` has taken over any part of a model."""
     return any(
@@ -222,8 +246,10 @@ def compiled(model: nn.Module) -> bool:
 
 
 def hidden(model: nn.Module) -> bool:
-    """Whether any part of a model reads its weights without torch functions that show it: compiled or scripted."""
-    return compiled(model) or any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    """Whether any part of a model reads its weights without torch functions that show it: compiled, scripted, or
+    sharded, so that it reads what was gathered."""
+    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    return compiled(model) or scripted or any(map(is_spread, model.parameters()))
 
 
 Decays = Callable[[str, Tensor], bool]

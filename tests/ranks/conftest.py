@@ -10,7 +10,7 @@ from pool import Pool
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    with Pool(4, preload=["rank_warm"]) as pool:
+    with Pool(4, preload=["rank_warm", "shard_case", "torch._dynamo"]) as pool:
         yield pool
 
 

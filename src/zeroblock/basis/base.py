@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..errors import ZeroBlockError
 from ..noise import Distribution, Draw, Key, Rounding
+from ..shard import Box
 
 CHUNK = 1 << 22
 """Coordinates (or lifted elements) that are materialised at a time, in fp32: 16 MiB."""
@@ -168,6 +169,21 @@ class Basis(abc.ABC):
     def elementwise(self, key: Key) -> Draw | None:
         """The noise whose elements are the coordinates one by one; None where P is not diagonal."""
         return None
+
+    @property
+    def uncut(self) -> Basis | None:
+        """The basis of the whole tensor that this one was cut from: itself, if it was not; None if it is lost."""
+        return self
+
+    def cut(self, box: Box) -> Basis:
+        """The basis of a part of the tensor: the coordinates and rows of P that concern it.
+
+        The tensors and spans that its methods take are those of the part.
+        """
+        raise ZeroBlockError(
+            f"{type(self).__name__} does not say which part of its directions a shard takes: keep the weights whole on "
+            "every process, or take the subspace Full, LowRank, Sparse or Bernoulli"
+        )
 
     def clocked(self, clock: Tensor) -> Basis:
         """This basis with its own draws addressed by a clock on the device; asked of capturable bases only."""

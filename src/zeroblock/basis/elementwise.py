@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from .. import ops
 from ..noise import Draw, Key, Mask, RandomMask, Rounding, SmallMask
+from ..shard import Box
 from .base import CHUNK, Alphas, Basis, Site
 
 
@@ -21,11 +23,13 @@ class Elementwise(Basis):
         numel: elements of the tensor.
         site: where the tensor lies.
         mask: which elements take noise; all by default.
+        box: which part of the tensor this is; all of it by default.
     """
 
     numel: int
     site: Site
     mask: Mask | None = None
+    box: Box | None = None
 
     capturable = carries = pairs = replays_together = True
 
@@ -38,7 +42,15 @@ class Elementwise(Basis):
         return self.site.rounding
 
     def elementwise(self, key: Key) -> Draw:
-        return Draw(key, self.site.offset, self.site.distribution, self.mask)
+        draw = Draw(key, self.site.offset, self.site.distribution, self.mask)
+        return draw if self.box is None else draw.to(offset=draw.offset + self.box.offset, rows=self.box.rows)
+
+    @property
+    def uncut(self) -> Elementwise:
+        return self if self.box is None else dataclasses.replace(self, numel=math.prod(self.box.shape), box=None)
+
+    def cut(self, box: Box) -> Elementwise:
+        return dataclasses.replace(self, numel=box.numel, box=box)
 
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
         return ops.perturb(param, self.elementwise(key), eps, rounding=self.rounding)

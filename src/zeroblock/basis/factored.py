@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..noise import BASIS, Key
+from ..noise import BASIS, Draw, Key
+from ..shard import Box
 from .base import Basis, Site
 from .held import Held
 
@@ -22,13 +23,14 @@ class Factored(Held):
     write whole: θ is W + B Vᵀ until :meth:`fold_` makes it W again.
 
     Args:
-        shape: m and n.
+        shape: m and n, of the tensor or of the part of it that this process holds.
         rank: r.
         key: addresses V.
         site: where the tensor lies.
         stale: reproduce a bug of LOZO's code: on the step that draws V the update uses another U than the
             measurement did.
         held: B, where steps are held.
+        box: which part of the tensor this is; all of it by default.  A part takes its rows of z and of V.
     """
 
     shape: tuple[int, int]
@@ -37,6 +39,7 @@ class Factored(Held):
     site: Site
     stale: bool = False
     held: Tensor | None = dataclasses.field(default=None, compare=False)
+    box: Box | None = None
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -62,12 +65,30 @@ class Factored(Held):
         self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32, key: Key | None = None
     ) -> Tensor:
         """scale·V, (n, r), drawn anew; the same for every probe."""
-        out = torch.empty((self.shape[1], self.rank), dtype=dtype, device=device)
+        v = self._whole_factor(device, scale, dtype)
+        return v if self.box is None else self.box.columns(v)
+
+    def _whole_factor(self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+        """scale·V of the whole tensor."""
+        n = self.shape[1] if self.box is None else math.prod(self.box.shape[1:])
+        out = torch.empty((n, self.rank), dtype=dtype, device=device)
         return ops.fill_(out, self.draw(self.key.to(stream=BASIS)), scale)
+
+    @property
+    def uncut(self) -> Factored | None:
+        if self.box is None:
+            return self
+        if self.held is not None:  # other processes hold other rows of it
+            return None
+        m, *rest = self.box.shape
+        return dataclasses.replace(self, shape=(m, math.prod(rest)), box=None)
+
+    def cut(self, box: Box) -> Factored:
+        return dataclasses.replace(self, shape=box.matrix, box=box)
 
     def coordinates_(self, out: Tensor, key: Key, scale: float, share: float = 1.0) -> Tensor:
         """out ← share·(B + scale·U), the coordinates between W and θ + scale·Pz; out is (m, r) of any dtype."""
-        return ops.fill_(out, self.draw(key), share * scale, start=self.held, decay=share)
+        return ops.fill_(out, self.coordinates(key), share * scale, start=self.held, decay=share)
 
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
@@ -77,7 +98,8 @@ class Factored(Held):
 
     def transport(self, state: Tensor, old: Basis) -> Tensor:
         assert isinstance(old, Factored)  # the same subspace made both
-        overlap = old.factor(state.device).T @ self.factor(state.device) / self.shape[1]
+        v = self._whole_factor(state.device)
+        overlap = old._whole_factor(state.device).T @ v / len(v)
         return (state.view(self.shape[0], self.rank) @ overlap).view(-1)
 
     def clocked(self, clock: Tensor) -> Factored:
@@ -88,7 +110,17 @@ class Factored(Held):
 
     def write_(self, param: Tensor, z: Tensor, alpha: float, key: Key, decay: float, flip: bool = False) -> None:
         v = self.factor(param.device)
-        ops.add_outer_(param, z, v, alpha, self.draw(key), decay=decay, rounding=self.rounding, flip=flip)
+        ops.add_outer_(param, z, v, alpha, self._bits(key), decay=decay, rounding=self.rounding, flip=flip)
+
+    def coordinates(self, key: Key) -> Draw:
+        """The draw of U."""
+        draw = self.draw(key)
+        return draw if self.box is None else draw.at(self.box.first_row * self.rank)
+
+    def _bits(self, key: Key) -> Draw:
+        """The draw of the rounding bits."""
+        draw = self.draw(key)
+        return draw if self.box is None else draw.to(offset=draw.offset + self.box.offset, rows=self.box.rows)
 
     def update_key(self, key: Key) -> Key:
         """The measurement's address; as published another one on the steps that draw V."""

@@ -60,6 +60,10 @@ class Held(Basis):
         """The noise at an address, from the tensor's offset."""
         return Draw(key, self.site.offset, self.site.distribution)
 
+    def coordinates(self, key: Key) -> Draw:
+        """The draw of the coordinates."""
+        return self.draw(key)
+
     def new(self, device: torch.device) -> Tensor:
         """Room for coordinates, in fp32, whatever torch's default dtype."""
         return torch.empty(self.grid, dtype=torch.float32, device=device)
@@ -67,14 +71,14 @@ class Held(Basis):
     def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float) -> None:
         if decay == 1.0 and not isinstance(alphas, Tensor) and not any(alphas):
             return
-        draw = self.draw(self.update_key(key))
+        draw = self.coordinates(self.update_key(key))
         if self.held is not None:
             ops.add_noise_(self.held, draw, alphas)
             return
         self.write_(param, ops.fill_(self.new(param.device), draw, alphas), 1.0, key, decay)
 
     def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
-        return ops.fill_(self.new(param.device), self.draw(self.update_key(key))).view(-1)[span]
+        return ops.fill_(self.new(param.device), self.coordinates(self.update_key(key))).view(-1)[span]
 
     def lift_(self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float) -> None:
         z = delta.view(self.grid)

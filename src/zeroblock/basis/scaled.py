@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..noise import Draw, Key, Rounding
+from ..shard import Box
 from .base import Alphas, Basis
 
 
@@ -85,6 +86,14 @@ class Scaled(Basis):
 
     def elementwise(self, key: Key) -> Draw | None:
         return self.inner.elementwise(key)
+
+    @property
+    def uncut(self) -> Scaled | None:
+        inner = self.inner.uncut
+        return None if inner is None else dataclasses.replace(self, inner=inner)
+
+    def cut(self, box: Box) -> Scaled:
+        return dataclasses.replace(self, inner=self.inner.cut(box))
 
     def clocked(self, clock: Tensor) -> Scaled:
         return dataclasses.replace(self, inner=self.inner.clocked(clock))

@@ -29,8 +29,15 @@ DENSE_TOKENS = 512
 class _Pass(NamedTuple):
     """The row that is being run, and the windows that layers have asked for in it."""
 
-    row: Row
+    rows: dict[torch.device, Row]
+    """By the device that a layer runs on; a model may lie on several."""
     windows: set[int]
+
+    def row(self, device: torch.device) -> Row:
+        """The row on the device of a layer."""
+        if device not in self.rows:
+            self.rows[device] = next(iter(self.rows.values())).to(device)
+        return self.rows[device]
 
 
 _running: contextvars.ContextVar[_Pass] = contextvars.ContextVar("running")
@@ -62,7 +69,7 @@ def attending(configs: Sequence[Any], row: Row, windows: set[int] | None = None)
     AttentionInterface.register(NAME, attend)
     before = [config._attn_implementation for config in configs]
     with uninterrupted() as shield:
-        token = _running.set(_Pass(row, set() if windows is None else windows))
+        token = _running.set(_Pass({row.tokens.device: row}, set() if windows is None else windows))
         try:
             for config in configs:
                 config._attn_implementation = NAME
@@ -110,9 +117,9 @@ def attend(
     running = _running.get(None)
     if running is None:  # the row of another thread's pass
         raise refusal(module)
-    row, windows = running
+    row = running.row(query.device)
     if sliding_window is not None:
-        windows.add(sliding_window)
+        running.windows.add(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.is_cuda and not torch.is_grad_enabled():
         from ..ops.attention.triton import packed

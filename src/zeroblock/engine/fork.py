@@ -15,7 +15,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,13 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .. import family
-from ..basis import Basis
 from ..block import stacks
 from ..direction import METADATA, Member, Point
 from ..errors import ZeroBlockError
 from ..exclusive import refusal
 from ..interrupt import uninterrupted
 from ..ops.shared.branch import beside
+from ..shard import is_spread
 
 PAIR_TOKENS = 1024
 """Rows up to this many tokens get both copies of a layer at once, from one draw; longer ones one after the other."""
@@ -49,11 +49,14 @@ class Anatomy:
     def __init__(self, model: nn.Module) -> None:
         self.owners: dict[str, list[nn.Module]] = {}
         self.layer: dict[str, nn.Module] = {}
+        self._places: dict[str, tuple[nn.Module, str]] = {}
+        """A module that holds a parameter, and what it calls it."""
         names = {id(p): n for n, p in model.named_parameters()}
         for module in model.modules():
-            for param in module._parameters.values():
+            for key, param in module._parameters.items():
                 if param is not None:
                     self.owners.setdefault(names[id(param)], []).append(module)
+                    self._places.setdefault(names[id(param)], (module, key))
         self.shared: set[str] = set()
         """Parameters that are read in several layers, or in a layer and outside it."""
         for stack in stacks(model):
@@ -81,6 +84,28 @@ class Anatomy:
                 by_module.setdefault(id(module), (module, []))[1].append(member)
         return list(by_module.values())
 
+    def held(self, member: Member) -> Tensor:
+        """The tensor that the model holds in a parameter's place now: itself, or what FSDP2 has gathered of it."""
+        if not is_spread(member.param):
+            return member.param
+        module, key = self._places[member.name]
+        return cast(Tensor, module._parameters[key])
+
+    def gathered(self, member: Member) -> Member:
+        """A member with the values that a module reads while it runs: whole, where FSDP2 has gathered its shards."""
+        param = self.held(member)
+        if param is member.param and not is_spread(param):
+            return member
+        basis = member.basis.uncut
+        if basis is None:
+            raise ForkError(f"{member.name!r} is sharded, and steps of it are held (fold) by several processes")
+        if is_spread(param):
+            raise ForkError(f"{member.name!r} is sharded, and not gathered whole for the layer that reads it")
+        if param.dtype != member.param.dtype:
+            raise ForkError(f"{member.name!r} is {member.param.dtype}, and gathered as {param.dtype}")
+        values = param.data.clone() if param.device.type == "cpu" else param.data  # FSDP2 cannot free what numpy saw
+        return member._replace(param=values, basis=basis)
+
     def _readers(self, name: str) -> list[nn.Module]:
         """The modules outside the layers that read a parameter; ``_Watch`` makes sure that no other does.
 
@@ -97,16 +122,17 @@ class _Watch(TorchFunctionMode):
 
     def __init__(self, fork: Fork, members: Sequence[Member]) -> None:
         super().__init__()
-        self.fork, self.names = fork, {id(member.param): member.name for member in members}
+        self.fork, self.members = fork, members
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if not self.fork.shown and func not in METADATA:
+            names = {id(self.fork.anatomy.held(member)): member.name for member in self.members}
             for value in (*args, *kwargs.values()):
-                if id(value) in self.names:
-                    raise ForkError(f"{self.names[id(value)]!r} is read without calling the module that holds it")
+                if id(value) in names:
+                    raise ForkError(f"{names[id(value)]!r} is read without calling the module that holds it")
         return func(*args, **kwargs)
 
 
@@ -124,7 +150,7 @@ def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int, watch: bool 
     if _low_rank(members) and any(point.direction.members is not members for point in points):
         raise ForkError("low-rank points around two origins are measured one after another")
     stages = anatomy.stages(members)
-    fork = Fork(points, tokens, len(stages))
+    fork = Fork(anatomy, points, tokens, len(stages))
     replaced: list[tuple[nn.Module, Forward | None]] = []
     cached = torch.is_autocast_cache_enabled()
     with uninterrupted() as shield:
@@ -163,7 +189,7 @@ def scratch(anatomy: Anatomy, blocks: Iterable[Sequence[Member]], points: Sequen
     for block in blocks:
         stages = anatomy.stages(block)
         paired = all(member.basis.pairs for member in block if member.basis.factor_shape is None)
-        copies = 2 if paired and Fork(points, tokens, len(stages)).mirrored else 1
+        copies = 2 if paired and Fork(anatomy, points, tokens, len(stages)).mirrored else 1
         for _, members in stages:
             most = max(most, copies * sum(m.param.nbytes for m in members if m.basis.factor_shape is None))
     return most
@@ -172,8 +198,8 @@ def scratch(anatomy: Anatomy, blocks: Iterable[Sequence[Member]], points: Sequen
 class Fork:
     """The state of one forked pass: the points, and whether their rows have parted yet."""
 
-    def __init__(self, points: Sequence[Point], tokens: int, stages: int) -> None:
-        self.points, self.tokens, self.parted = points, tokens, False
+    def __init__(self, anatomy: Anatomy, points: Sequence[Point], tokens: int, stages: int) -> None:
+        self.anatomy, self.points, self.tokens, self.parted = anatomy, points, tokens, False
         self.thread = threading.get_ident()
         self.shown = 0
         """Number of running modules that show a point's weights, nested ones included."""
@@ -226,20 +252,21 @@ class Fork:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             outs: list[Any] = []
-            originals = [member.param.data for member in members]
+            mine, params = [self.anatomy.gathered(m) for m in members], [self.anatomy.held(m) for m in members]
+            originals = [param.data for param in params]
             try:
-                for copies in self._copies(members):  # enumerate would keep the last ones while the next are made
-                    for member, copy in zip(members, copies, strict=True):
-                        member.param.data = copy
+                for copies in self._copies(mine):  # enumerate would keep the last ones while the next are made
+                    for param, copy in zip(params, copies, strict=True):
+                        param.data = copy
                     del copies, copy
                     r = len(outs)
                     outs.append(inner(*self._mine(args, r), **self._mine(kwargs, r)))
-                    for member, original in zip(members, originals, strict=True):
-                        member.param.data = original
+                    for param, original in zip(params, originals, strict=True):
+                        param.data = original
             finally:
                 with uninterrupted():  # a second Ctrl-C, too, leaves no copy in place of the weights
-                    for member, original in zip(members, originals, strict=True):
-                        member.param.data = original
+                    for param, original in zip(params, originals, strict=True):
+                        param.data = original
             self.parted = True
             return _join(outs)
 
@@ -260,18 +287,17 @@ class Fork:
         """A matrix product with ±ε(xV)Uᵀ added to it: the perturbed matrix never exists."""
         weight = next(m for m in members if m.basis.factor_shape is not None)
         bias = next((m for m in members if m is not weight), None)
-        matrix, basis = weight.param, weight.basis
         rows = len(self.points)
-        plain = module._parameters.get("bias") if bias is None else None
 
         kind = family.product(module)
         if kind == "embedding":
             inner = module.forward
 
             def embedding(ids: Tensor) -> Tensor:
-                v, us = self._factors(matrix, basis)  # drawn within the module, so that a captured layer draws its own
-                beside = torch.cat([F.embedding(self._mine(ids, r), us[r]) for r in range(rows)])
-                y: Tensor = inner(ids) + beside @ v.mT
+                v, us = self._factors(self.anatomy.gathered(weight))  # within, so that a captured layer draws its own
+                y: Tensor = inner(ids)
+                ids = ids.to(v.device)
+                y = y + torch.cat([F.embedding(self._mine(ids, r), us[r]) for r in range(rows)]) @ v.mT
                 self.parted = True
                 return y
 
@@ -281,22 +307,26 @@ class Fork:
 
         def linear(x: Tensor) -> Tensor:
             self._whole(x)
-            v, us = self._factors(matrix, basis)
+            mine = self.anatomy.gathered(weight)
+            matrix, plain = mine.param, module._parameters.get("bias") if bias is None else None
+            v, us = self._factors(mine)
             left, right = (us, v.mT.expand(rows, -1, -1)) if transposed else (v, us.transpose(1, 2))
+            x = x.to(matrix.device)
             lead = x.shape[:-1] if self.parted else (rows, *x.shape[1:-1])
             x = self._rows(x).reshape(rows, -1, x.shape[-1])  # experts see the rows end to end
             y = F.linear(x, matrix.T if transposed else matrix, plain)
             y.baddbmm_(x @ left, right.to(y.dtype))  # autocast does not see to operations in place
             if bias is not None:
-                y += torch.stack([copy for (copy,) in self._copies([bias])])[:, None]
+                y += torch.stack([copy for (copy,) in self._copies([self.anatomy.gathered(bias)])])[:, None]
             self.parted = True
             return y.view(*lead, -1)
 
         return linear
 
-    def _factors(self, matrix: Tensor, basis: Basis) -> tuple[Tensor, Tensor]:
+    def _factors(self, weight: Member) -> tuple[Tensor, Tensor]:
         """√ε·V of (n, r), or for each point (R, n, r), and (B ± ε·U)/√ε for each point, (R, m, r), in the matrix's
         dtype."""
+        _, matrix, basis = weight
         size = max(abs(point.scale) for point in self.points)
         root = math.sqrt(size)  # each factor takes half of it, so that neither product leaves the range of 16 bits
         assert basis.factor_shape is not None

@@ -41,6 +41,8 @@ class Forward:
         self.model = model
         self.device, self.dtype = next((p.device, p.dtype) for p in model.parameters() if p.is_floating_point())
         self.numel = sum(p.numel() for p in model.parameters())
+        self.devices = {p.device for p in model.parameters()}
+        """Where the model lies; on several devices its layers move what they are given."""
         self.anatomy = Anatomy(model)
         self.configs = configs(model)
         self.masked = family.masked(model)
@@ -119,9 +121,10 @@ class Forward:
                     stack.enter_context(cutting(self.cuts, tape, fork))
                 if self.told:
                     stack.enter_context(attending(self.configs, row, windows))
-                kept = {"logits_to_keep": row.keep} if self.base is None else {}
+                keep = row.keep if len(self.devices) == 1 else row.keep.cpu()  # which tensors of any device take
+                kept = {"logits_to_keep": keep} if self.base is None else {}
                 if self.base is not None:
-                    stack.callback(self.base.register_forward_hook(functools.partial(_keep, row.keep)).remove)
+                    stack.callback(self.base.register_forward_hook(functools.partial(_keep, keep)).remove)
                 positions = row.positions + self.first_position if self.first_position else row.positions
                 logits = self.model(
                     input_ids=row.tokens[None], position_ids=positions[None], attention_mask=mask,
@@ -134,7 +137,7 @@ class Forward:
                 raise ForkError(f"it returns {len(logits)} rows for {len(points)} points")
             logits = logits.expand(len(points), -1, -1)
             self._unread(points[0].direction.members[0].name)
-        return _totals(logits, row)
+        return _totals(logits.to(row.tokens.device), row)
 
     def _unread(self, name: str) -> None:
         warnings.warn(

@@ -73,7 +73,8 @@ class Row:
         if device == self.tokens.device:
             return self
         flat = self.flat()
-        return self.view(flat.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else flat.to(device))
+        pinned = device.type == "cuda" and flat.device.type == "cpu"
+        return self.view(flat.pin_memory().to(device, non_blocking=True) if pinned else flat.to(device))
 
     def flat(self) -> Tensor:
         """All fields, end to end in one tensor."""

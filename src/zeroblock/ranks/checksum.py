@@ -19,16 +19,13 @@ def checksum(tensors: Iterable[Tensor]) -> int:
     """Σ wordᵢ·oddᵢ mod 2⁶⁴ over the bits of some tensors, in their order.
 
     A word is 8 bytes, and every place has an odd factor of its own: one changed bit changes the sum, and so do
-    changes that cancel in a plain sum, like two weights rounded in opposite directions.  Shards of tensors are left
-    out: no other rank holds them.
+    changes that cancel in a plain sum, like two weights rounded in opposite directions.
 
     >>> checksum([torch.zeros(3)]) == checksum([torch.tensor([0.0, 0.0, 1e-45])])
     False
     """
     total, places = 0, 0
     for tensor in tensors:
-        if getattr(tensor, "placements", None) is not None:
-            continue
         for words in _words(tensor.detach()):
             factors = _factors(words.device)[: len(words)]
             total += int((words * factors).sum()) * (2 * places + 1)

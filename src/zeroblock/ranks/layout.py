@@ -150,6 +150,11 @@ class Ranks:
         return next((d, row.index(self.rank)) for d, row in enumerate(self.grid) if self.rank in row)
 
     @functools.cached_property
+    def apart(self) -> list[int]:
+        """The ranks that measure other probes than this process, as the whole world counts them."""
+        return [self.names[rank] for row in self.grid for share, rank in enumerate(row) if share != self.place[1]]
+
+    @functools.cached_property
     def names(self) -> list[int]:
         """The ranks of the group as the whole world counts them."""
         return list(dist.get_process_group_ranks(self.group))

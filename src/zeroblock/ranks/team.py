@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..direction import Point
 from ..errors import ZeroBlockError, ZeroBlockWarning
+from ..shard import held_alike
 from .channel import Channel
 from .checksum import checksum
 from .layout import Ranks
@@ -58,7 +59,9 @@ class Team:
             every: all tensors of the model, whose checksum is a fact, too.
             submits: whether this rank could submit its steps to the GPU.
         """
-        own = {name: str(fact) for name, fact in facts.items()} | {"weights": f"{checksum(every):016x}"}
+        own = {name: str(fact) for name, fact in facts.items()} | {
+            "weights": f"{checksum(held_alike(every, self.ranks.names)):016x}"
+        }
         unit = common_unit([None if weight is None else weight[0] for weight in weights])
         ready = submits and self.channel.captures and len(weights) == 1
         told = self.channel.exchange({"facts": own, "unit": unit, "count": len(weights), "submits": ready})
@@ -179,7 +182,7 @@ class Team:
         Args:
             step: number of steps taken, for the message.
         """
-        own = checksum(self.params.values())
+        own = checksum(held_alike(self.params.values(), self.ranks.names))
         sums = self.channel.gather(torch.tensor([own - (1 << 64) if own >> 63 else own])).flatten().tolist()
         if len(set(sums)) > 1:
             told = self._groups([f"{value % (1 << 64):016x}" for value in sums])

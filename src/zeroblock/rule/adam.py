@@ -76,7 +76,7 @@ class Adam(Rule):
             else:
                 scalars = known[scale] = known[scale] if scale in known else move.numbers(scale, factors)
             ops.adam_(
-                member.param, own["m"], own["v"], draw, scalars, betas=self.betas, eps=self.eps,
+                member.local, own["m"], own["v"], draw, scalars, betas=self.betas, eps=self.eps,
                 decay=move.decay(member), rounding=member.basis.rounding,
             )  # fmt: skip
 

@@ -73,6 +73,8 @@ class Rule(abc.ABC):
     """Whether δ = g, so that a weight's steps are a sum and can be replayed together."""
     unscaled = False
     """Whether δ is the same for coefficients of any common scale."""
+    divisible = True
+    """Whether a process can move its part of a tensor without knowing the others."""
     block_numbers = 0
     """How many numbers the rule keeps per block, and once more for all blocks together."""
 
@@ -132,7 +134,7 @@ class Rule(abc.ABC):
 
     def _update_(self, member: Member, state: dict, move: Move) -> None:
         """Take a step on one tensor, span by span."""
-        _, param, basis = member
+        param, basis = member.local, member.basis
         state["t"] += 1
         decay = move.decay(member)
         for span in basis.spans():

@@ -37,6 +37,7 @@ class Cone(Rule):
     warmup: int = 0
     reset: bool = False
     state = ("m",)
+    divisible = False  # the norm is that of all parts
 
     def __post_init__(self) -> None:
         if not 0 < self.theta <= math.pi / 2:

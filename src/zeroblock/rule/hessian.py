@@ -34,6 +34,7 @@ class Hessian(Rule):
     reset: bool = False
     as_published: bool = False
     state = ("h",)
+    divisible = False  # a gathered tensor would need the curvature of all parts
     carried = ()
 
     def __post_init__(self) -> None:
@@ -71,7 +72,7 @@ class Hessian(Rule):
 
     def _advance_(self, member: Member, own: dict[str, Tensor], span: slice, move: Move) -> None:
         """Take the step of one span: h first, then the weights."""
-        _, param, basis = member
+        param, basis = member.local, member.basis
         g: Tensor | float = 0.0
         bend: Tensor | float = 0.0
         for probe, (share, curvature) in enumerate(zip(move.shares, move.curvatures, strict=True)):

@@ -34,6 +34,7 @@ class Muon(Rule):
 
     iterations: int = 5
     vectors: float = 1e-5
+    divisible = False
 
     def __post_init__(self) -> None:
         if self.iterations < 1:
@@ -44,7 +45,7 @@ class Muon(Rule):
 
     def update_(self, members: Sequence[Member], state: State, move: Move) -> None:
         for member in members:
-            _, param, basis = member
+            param, basis = member.local, member.basis
             shape = basis.matrix(param)
             if shape is None:
                 self._update_(member, state.of(member), move)

@@ -65,6 +65,13 @@ class Normalized(Rule):
     def carried(self) -> tuple[str, ...]:
         return self.rule.carried
 
+    @property
+    def divisible(self) -> bool:  # type: ignore[override]
+        return self.rule.divisible
+
+    def shaped(self, members: Sequence[Member], state: State) -> Sequence[Member]:
+        return self.rule.shaped(members, state)
+
     def delta(self, g: Tensor, state: dict[str, Tensor], t: int) -> Tensor:
         return self.rule.delta(g, state, t)
 

@@ -46,7 +46,7 @@ class Recall(Rule):
 
     def _recall_(self, member: Member, own: dict[str, Any], state: State, move: Move) -> None:
         """Take a step on one tensor, span by span."""
-        name, param, basis = member
+        name, param, basis = member.name, member.local, member.basis
         own["t"] += 1
         past: tuple[Entry, ...] = own.get("past", ())
         bases = [basis if turn == state.turn else state.basis_of(name, turn) for turn, _, _ in past]

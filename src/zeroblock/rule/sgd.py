@@ -29,7 +29,7 @@ class SGD(Rule):
     def update_(self, members: Sequence[Member], state: State, move: Move) -> None:
         alphas = move.alphas
         for member in beside(members, sum(member.param.nbytes for member in members)):
-            member.basis.add_(member.param, move.key, alphas, move.decay(member))
+            member.basis.add_(member.local, move.key, alphas, move.decay(member))
 
 
 @RULES.register

@@ -21,6 +21,8 @@ from ..shared.cpu import (
     key_words,
     mask_numbers,
     narrow,
+    place,
+    run_at,
     select,
     split,
     u32,
@@ -30,7 +32,7 @@ from ..shared.cpu import (
 
 
 @jit
-def adam(x, m, v, kind, moment, start, stop, offset, key, moment_key, scalars, constants, decay, rademacher, mask,
+def adam(x, m, v, kind, moment, start, stop, where, key, moment_key, scalars, constants, decay, rademacher, mask,
          threshold, mask_key, limit, stochastic):  # type: ignore[no-untyped-def]  # fmt: skip
     """Adam's update of x, m and v on [start, stop)."""
     words = np.empty(TILE + 8, u32)
@@ -40,9 +42,9 @@ def adam(x, m, v, kind, moment, start, stop, offset, key, moment_key, scalars, c
     rate, c1, c2 = scalars[1], scalars[2], scalars[3]
     shares = scalars[4:]
     beta1, rest1, beta2, rest2, eps = constants[0], constants[1], constants[2], constants[3], constants[4]
-    for a in range(start, stop, TILE):
-        n = min(TILE, stop - a)
-        first = u64(offset + u64(a))
+    a = start
+    while a < stop:
+        first, n = run_at(where, a, stop)
         skip = i64(first & u64(3))
         count = (n + skip + 3) // 4
         widen(value, x[a : a + n], n, kind)
@@ -69,6 +71,7 @@ def adam(x, m, v, kind, moment, start, stop, offset, key, moment_key, scalars, c
         for i in range(n):
             words[skip + i] = words[skip + i] >> u32(16)
         narrow(v[a : a + n], square, words, skip, n, moment, True)
+        a += n
 
 
 def adam_(
@@ -86,12 +89,12 @@ def adam_(
     if scalars[0] == 0:
         return
     mask, key, moment_key = mask_numbers(draw), key_words(draw.key), key_words(draw.key.to(stream=ROUNDING))
-    arrays = array(x), array(m), array(v)
+    arrays, where = (array(x), array(m), array(v)), place(draw, x.numel())
     numbers, fixed = np.array(scalars, dtype=f32), np.array(constants, dtype=f32)
 
     def run(start: int, stop: int) -> None:
         adam(
-            *arrays, KINDS[x.dtype], KINDS[m.dtype], start, stop, u64(draw.offset), key, moment_key, numbers, fixed,
+            *arrays, KINDS[x.dtype], KINDS[m.dtype], start, stop, where, key, moment_key, numbers, fixed,
             f32(decay), draw.distribution == Distribution.RADEMACHER, mask.kind, f32(mask.threshold), mask.words,
             mask.limit, rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2,
         )  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from ...noise import ROUNDING, Draw, Rounding
-from ..shared.reference import fma, keep, load, narrowed, probe, words
+from ..shared.reference import element_words, fma, keep, load, narrowed, probe
 
 
 def adam_(
@@ -34,7 +34,8 @@ def adam_(
     second = fma(load(v), beta2, rest2 * (g * g))
     d = (first * c1) / (np.sqrt(second * c2) + eps)
     acc = fma(d, rate, value * np.float32(decay))
-    x.copy_(narrowed(acc, x.dtype, words(draw.key, draw.offset, n) if rounding == Rounding.STOCHASTIC else None))
-    word = words(draw.key.to(stream=ROUNDING), draw.offset, n)
+    word = element_words(draw.key, draw, n)
+    x.copy_(narrowed(acc, x.dtype, word if rounding == Rounding.STOCHASTIC else None))
+    word = element_words(draw.key.to(stream=ROUNDING), draw, n)
     m.copy_(narrowed(first, m.dtype, word))
     v.copy_(narrowed(second, v.dtype, word >> np.uint32(16)))

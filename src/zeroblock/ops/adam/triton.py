@@ -10,7 +10,9 @@ from torch import Tensor
 from ...noise import ROUNDING, Distribution, Draw, Rounding
 from ..shared.triton import (
     MASKS,
+    NUMBERS,
     WARPS,
+    Place,
     accumulate,
     element_words,
     kept_elements,
@@ -19,27 +21,24 @@ from ..shared.triton import (
     quantize,
     tick,
     tile,
-    tiles_of,
 )
 
 GROUPS = 128  # lanes of a program: three tensors and two draws fill the registers
 
 
-@triton.jit(
-    do_not_specialize=["n", "base", "lead", "shift", "first", "k0", "k1", "c2", "c3", "r3", "m2", "m3", "limit"]
-)
+@triton.jit(do_not_specialize=[*NUMBERS, "r3", "m2", "m3", "limit"])
 def _adam(
-    x_ptr, m_ptr, v_ptr, scalars_ptr, clock_ptr, n, base, lead, shift, first, beta1, rest1, beta2, rest2, eps, decay,
-    threshold, k0, k1, c2, c3, r3, m2, m3, limit,
-    ALIGNED: tl.constexpr, WHOLE: tl.constexpr, PROBES: tl.constexpr, CLOCK: tl.constexpr, DECAY: tl.constexpr,
-    MASK: tl.constexpr, RADEMACHER: tl.constexpr, STOCHASTIC: tl.constexpr, GROUPS: tl.constexpr,
+    x_ptr, m_ptr, v_ptr, scalars_ptr, clock_ptr, n, base, lead, shift, width, stride, first,
+    beta1, rest1, beta2, rest2, eps, decay, threshold, k0, k1, c2, c3, r3, m2, m3, limit,
+    ALIGNED: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, PROBES: tl.constexpr, CLOCK: tl.constexpr,
+    DECAY: tl.constexpr, MASK: tl.constexpr, RADEMACHER: tl.constexpr, STOCHASTIC: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     if tl.load(scalars_ptr) == 0:
         return
     SIZE: tl.constexpr = GROUPS * 8
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     MOMENT: tl.constexpr = m_ptr.dtype.element_ty
-    low, high, index, inside = tile(n, base, lead, shift, first, ALIGNED, WHOLE, GROUPS)
+    low, high, index, inside = tile(n, base, lead, shift, width, stride, first, ALIGNED, WHOLE, ROWS, GROUPS)
     x = tl.load(x_ptr + index, mask=inside, other=0).to(tl.float32)
     m = tl.load(m_ptr + index, mask=inside, other=0).to(tl.float32)
     v = tl.load(v_ptr + index, mask=inside, other=0).to(tl.float32)
@@ -83,17 +82,17 @@ def adam_(
     key = draw.key
     threshold, mask_words, limit = mask_numbers(draw)
     n = x.numel()
-    (base, lead, shift), launches = tiles_of(n, draw.offset, GROUPS)
+    place, launches = Place.of(draw, n, GROUPS)
     if not isinstance(scalars, Tensor):
         scalars = torch.tensor(scalars, dtype=torch.float32).to(x.device, non_blocking=True)
     clock = x if key.clock is None else key.clock
     with torch.cuda.device_of(x):
-        for first, tiles, whole in launches:
-            _adam[(tiles,)](
-                x, m, v, scalars, clock, n, base, lead, shift, first, *constants, decay, threshold, *key.words,
+        for first, grid, whole in launches:
+            _adam[grid](
+                x, m, v, scalars, clock, n, *place, first, *constants, decay, threshold, *key.words,
                 key.to(stream=ROUNDING).words[3], *mask_words, limit,
-                ALIGNED=shift == 0, WHOLE=whole, PROBES=len(scalars) - 4, CLOCK=key.clock is not None,
-                DECAY=decay != 1.0, MASK=MASKS[type(draw.mask)],
+                ALIGNED=place.shift == 0, WHOLE=whole, ROWS=draw.rows is not None, PROBES=len(scalars) - 4,
+                CLOCK=key.clock is not None, DECAY=decay != 1.0, MASK=MASKS[type(draw.mask)],
                 RADEMACHER=draw.distribution == Distribution.RADEMACHER,
                 STOCHASTIC=rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2,
                 GROUPS=GROUPS, num_warps=WARPS, enable_fp_fusion=False,

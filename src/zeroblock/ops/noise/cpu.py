@@ -21,6 +21,8 @@ from ..shared.cpu import (
     key_words,
     mask_numbers,
     narrow,
+    place,
+    run_at,
     select,
     split,
     u32,
@@ -30,7 +32,7 @@ from ..shared.cpu import (
 
 
 @jit
-def add_noise(out, minus, x, kind, wide, start, stop, offset, key, alphas, decay, rademacher, mask, threshold, mask_key,
+def add_noise(out, minus, x, kind, wide, start, stop, where, key, alphas, decay, rademacher, mask, threshold, mask_key,
               limit, stochastic, flip):  # type: ignore[no-untyped-def]  # fmt: skip
     """out ← round(decay·x + Σ alphas[k]·u_k) on [start, stop); minus, if any, ← round(x - alphas[0]·u_0)."""
     words = np.empty(TILE + 8, u32)
@@ -38,9 +40,9 @@ def add_noise(out, minus, x, kind, wide, start, stop, offset, key, alphas, decay
     kept = np.ones(TILE, np.bool_)
     value = np.empty(TILE, wide.dtype)
     acc = np.empty(TILE, wide.dtype)
-    for a in range(start, stop, TILE):
-        n = min(TILE, stop - a)
-        first = u64(offset + u64(a))
+    a = start
+    while a < stop:
+        first, n = run_at(where, a, stop)
         skip = i64(first & u64(3))
         count = (n + skip + 3) // 4
         widen(value, x[a : a + n], n, kind)
@@ -64,6 +66,7 @@ def add_noise(out, minus, x, kind, wide, start, stop, offset, key, alphas, decay
             accumulate(acc, noise, skip, n, -alphas[0])
             complement(words)
             narrow(minus[a : a + n], acc, words, skip, n, kind, stochastic)
+        a += n
 
 
 def fill_(out: Tensor, draw: Draw, alphas: tuple[float, ...]) -> None:
@@ -89,14 +92,14 @@ def add_noise_(
     minus ← round(x - alphas[0]·u) too, from the same draw, with the bits complemented.
     """
     wide = np.empty(0, np.float64 if x.dtype == torch.float64 else f32)
-    mask, key = mask_numbers(draw), key_words(draw.key)
+    mask, key, where = mask_numbers(draw), key_words(draw.key), place(draw, x.numel())
     target, source = array(out), array(x)
     twin = target[:0] if minus is None else array(minus)
     numbers = np.array(alphas, dtype=wide.dtype)
 
     def run(start: int, stop: int) -> None:
         add_noise(
-            target, twin, source, KINDS[x.dtype], wide, start, stop, u64(draw.offset), key, numbers,
+            target, twin, source, KINDS[x.dtype], wide, start, stop, where, key, numbers,
             wide.dtype.type(decay), draw.distribution == Distribution.RADEMACHER,
             mask.kind, wide.dtype.type(mask.threshold), mask.words, mask.limit,
             rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2, flip,

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from ...noise import Draw, Rounding
-from ..shared.reference import fma, keep, load, narrowed, probe, words
+from ..shared.reference import element_words, fma, keep, load, narrowed, probe
 
 
 def fill_(out: Tensor, draw: Draw, alphas: tuple[float, ...]) -> None:
@@ -40,5 +40,5 @@ def add_noise_(
     for k, alpha in enumerate(alphas):
         u = probe(draw, k, kept)
         acc = acc + wide(alpha) * u.astype(wide) if wide is np.float64 else fma(u, alpha, acc)
-    word = words(draw.key, draw.offset, x.numel()) ^ np.uint32(0xFFFFFFFF if flip else 0)
+    word = element_words(draw.key, draw, x.numel()) ^ np.uint32(0xFFFFFFFF if flip else 0)
     out.copy_(narrowed(acc, out.dtype, word if rounding == Rounding.STOCHASTIC else None))

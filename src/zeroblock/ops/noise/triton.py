@@ -10,6 +10,8 @@ from torch import Tensor
 from ...noise import Distribution, Draw, Rounding
 from ..shared.triton import (
     MASKS,
+    NUMBERS,
+    Place,
     accumulate,
     fp64_on_device,
     kept_elements,
@@ -19,22 +21,21 @@ from ..shared.triton import (
     quantize,
     tick,
     tile,
-    tiles_of,
 )
 
 
-@triton.jit(do_not_specialize=["n", "base", "lead", "shift", "first", "k0", "k1", "c2", "c3", "m2", "m3", "limit"])
+@triton.jit(do_not_specialize=[*NUMBERS, "m2", "m3", "limit"])
 def _add_noise(
-    out_ptr, minus_ptr, x_ptr, coeffs_ptr, clock_ptr, n, base, lead, shift, first, alpha, decay, threshold,
-    k0, k1, c2, c3, m2, m3, limit,
-    ALIGNED: tl.constexpr, WHOLE: tl.constexpr, PROBES: tl.constexpr, POINTER: tl.constexpr, CLOCK: tl.constexpr,
-    PAIR: tl.constexpr, LOAD: tl.constexpr, DECAY: tl.constexpr, MASK: tl.constexpr, RADEMACHER: tl.constexpr,
-    STOCHASTIC: tl.constexpr, FLIP: tl.constexpr, GROUPS: tl.constexpr,
+    out_ptr, minus_ptr, x_ptr, coeffs_ptr, clock_ptr, n, base, lead, shift, width, stride, first,
+    alpha, decay, threshold, k0, k1, c2, c3, m2, m3, limit,
+    ALIGNED: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, PROBES: tl.constexpr, POINTER: tl.constexpr,
+    CLOCK: tl.constexpr, PAIR: tl.constexpr, LOAD: tl.constexpr, DECAY: tl.constexpr, MASK: tl.constexpr,
+    RADEMACHER: tl.constexpr, STOCHASTIC: tl.constexpr, FLIP: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     SIZE: tl.constexpr = GROUPS * 8
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.float32
-    low, high, index, inside = tile(n, base, lead, shift, first, ALIGNED, WHOLE, GROUPS)
+    low, high, index, inside = tile(n, base, lead, shift, width, stride, first, ALIGNED, WHOLE, ROWS, GROUPS)
     if LOAD:
         x = tl.load(x_ptr + index, mask=inside, other=0).to(WIDE)
     else:
@@ -108,7 +109,7 @@ def _launch(
     threshold, mask_words, limit = mask_numbers(draw)
     n = out.numel()
     groups, warps = lanes(n)
-    (base, lead, shift), launches = tiles_of(n, draw.offset, groups)
+    place, launches = Place.of(draw, n, groups)
     if isinstance(alphas, Tensor):
         pointer, coeffs, alpha = 2, alphas, 0.0
     else:
@@ -116,12 +117,12 @@ def _launch(
         coeffs = fp64_on_device(out, decay, threshold, *alphas) if pointer else out
     clock = out if key.clock is None else key.clock
     with torch.cuda.device_of(out):
-        for first, tiles, whole in launches:
-            _add_noise[(tiles,)](
+        for first, grid, whole in launches:
+            _add_noise[grid](
                 out, out if minus is None else minus, out if x is None else x, coeffs, clock,
-                n, base, lead, shift, first, alpha, decay, threshold, *key.words, *mask_words, limit,
-                ALIGNED=shift == 0, WHOLE=whole, PROBES=len(alphas), POINTER=pointer, CLOCK=key.clock is not None,
-                PAIR=minus is not None, LOAD=x is not None, DECAY=decay != 1.0, MASK=MASKS[type(draw.mask)],
-                RADEMACHER=draw.distribution == Distribution.RADEMACHER, STOCHASTIC=stochastic, FLIP=flip,
-                GROUPS=groups, num_warps=warps, enable_fp_fusion=False,
+                n, *place, first, alpha, decay, threshold, *key.words, *mask_words, limit,
+                ALIGNED=place.shift == 0, WHOLE=whole, ROWS=draw.rows is not None, PROBES=len(alphas), POINTER=pointer,
+                CLOCK=key.clock is not None, PAIR=minus is not None, LOAD=x is not None, DECAY=decay != 1.0,
+                MASK=MASKS[type(draw.mask)], RADEMACHER=draw.distribution == Distribution.RADEMACHER,
+                STOCHASTIC=stochastic, FLIP=flip, GROUPS=groups, num_warps=warps, enable_fp_fusion=False,
             )  # fmt: skip

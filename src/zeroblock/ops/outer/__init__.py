@@ -41,7 +41,7 @@ def add_(
     check(param)
     if decay == 1.0 and alpha == 0.0:
         return param
-    module, flat_delta = backend("outer", param.device.type), delta.reshape(-1)
+    module, flat_delta = backend("outer", param.device.type), delta.contiguous().view(-1)
 
     def run(flat: Tensor, first: int) -> None:
         part = flat_delta[first : first + flat.numel()]
@@ -74,7 +74,7 @@ def add_outer_(
         ``param``.
     """
     check(param)
-    if decay == 1.0 and alpha == 0.0:
+    if (decay == 1.0 and alpha == 0.0) or not param.numel():
         return param
     whole = param.detach().contiguous()
     backend("outer", param.device.type).add_outer_(

@@ -19,6 +19,8 @@ from ..shared.cpu import (
     jit,
     key_words,
     narrow,
+    place,
+    run_at,
     split,
     u32,
     u64,
@@ -29,13 +31,13 @@ from .reference import product
 
 
 @jit
-def add_delta(x, delta, kind, wide, start, stop, offset, alpha, decay, stochastic, flip, key):  # type: ignore[no-untyped-def]
+def add_delta(x, delta, kind, wide, start, stop, where, alpha, decay, stochastic, flip, key):  # type: ignore[no-untyped-def]
     """x ← round(decay·x + alpha·delta) on [start, stop)."""
     words = np.empty(TILE + 8, u32)
     acc = np.empty(TILE, wide.dtype)
-    for a in range(start, stop, TILE):
-        n = min(TILE, stop - a)
-        first = u64(offset + u64(a))
+    a = start
+    while a < stop:
+        first, n = run_at(where, a, stop)
         skip = i64(first & u64(3))
         widen(acc, x[a : a + n], n, kind)
         for i in range(n):
@@ -46,6 +48,7 @@ def add_delta(x, delta, kind, wide, start, stop, offset, alpha, decay, stochasti
             if flip:
                 complement(words)
         narrow(x[a : a + n], acc, words, skip, n, kind, stochastic)
+        a += n
 
 
 def add_(
@@ -53,11 +56,12 @@ def add_(
 ) -> None:
     """x ← round(decay·x + alpha·delta); flat tensors, delta fp32."""
     wide = np.empty(0, np.float64 if x.dtype == torch.float64 else f32)
-    target, source, key = array(x), array(delta), key_words(draw.key.to(stream=ROUNDING))
+    target, source, where = array(x), array(delta), place(draw, x.numel())
+    key = key_words(draw.key.to(stream=ROUNDING))
 
     def run(start: int, stop: int) -> None:
         add_delta(
-            target, source, KINDS[x.dtype], wide, start, stop, u64(draw.offset), wide.dtype.type(alpha),
+            target, source, KINDS[x.dtype], wide, start, stop, where, wide.dtype.type(alpha),
             wide.dtype.type(decay), rounding == Rounding.STOCHASTIC and x.dtype.itemsize == 2, flip, key,
         )  # fmt: skip
 

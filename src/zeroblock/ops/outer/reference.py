@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...noise import ROUNDING, Draw, Rounding
-from ..shared.reference import fma, load, narrowed, words
+from ..shared.reference import element_words, fma, load, narrowed
 
 
 def add_(
@@ -19,7 +19,7 @@ def add_(
     d = delta.detach().cpu().numpy()
     acc = value * wide(decay)
     acc = acc + wide(alpha) * d.astype(wide) if wide is np.float64 else fma(d, alpha, acc)
-    word = words(draw.key.to(stream=ROUNDING), draw.offset, x.numel()) ^ np.uint32(0xFFFFFFFF if flip else 0)
+    word = element_words(draw.key.to(stream=ROUNDING), draw, x.numel()) ^ np.uint32(0xFFFFFFFF if flip else 0)
     x.copy_(narrowed(acc, x.dtype, word if rounding == Rounding.STOCHASTIC else None))
 
 

@@ -21,7 +21,7 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from ...noise import Draw, Key, RandomMask, SmallMask
+from ...noise import Draw, Key, RandomMask, Rows, SmallMask
 from . import spec
 from .spec import COS, LN_U, LOG, LOG_BREAK, MULTIPLIERS, ONE, SIN, WEYL
 
@@ -226,6 +226,17 @@ def accumulate(acc, u, skip, n, alpha):  # type: ignore[no-untyped-def]
         acc[i] = fma(acc.dtype.type(u[skip + i]), alpha, acc[i])
 
 
+@inline
+def run_at(place, a, stop):  # type: ignore[no-untyped-def]
+    """The address of element a, and how many elements from there on are consecutive, a tile of them at most."""
+    width = i64(place[1])
+    i = i64(a) + i64(place[3])
+    row = i // width
+    column = i - row * width
+    first = u64(place[0] + u64(row) * place[2] + u64(column))
+    return first, min(TILE, min(stop - a, width - column))
+
+
 # select and draw_probe are inlined: as functions of their own their arrays might overlap, which forbids vectors
 @inline
 def select(kept, value, words, skip, n, first, mask, threshold, key, limit):  # type: ignore[no-untyped-def]
@@ -279,6 +290,12 @@ def key_words(key: Key) -> np.ndarray:
 
 
 KINDS = {torch.float32: SINGLE, torch.float64: DOUBLE, torch.bfloat16: BFLOAT, torch.float16: HALF}
+
+
+def place(draw: Draw, n: int) -> np.ndarray:
+    """Where the n elements of a draw lie, in the form that the loops take: offset, width, stride, first."""
+    rows = draw.rows or Rows(width=max(n, 1), stride=0)
+    return np.array([draw.offset, rows.width, rows.stride, rows.first], dtype=u64)
 
 
 class MaskNumbers(NamedTuple):

@@ -48,6 +48,11 @@ def words(key: Key, offset: int, n: int) -> U32:
     return groups(key, first, count).reshape(-1)[offset - 4 * first :][:n]
 
 
+def element_words(key: Key, draw: Draw, n: int) -> U32:
+    """The words under a key of the first n elements of a draw."""
+    return np.concatenate([words(key, offset, length) for offset, length in draw.runs(n)])
+
+
 def fma(a: F32, b: F32 | float, c: F32 | float) -> F32:
     """a·b + c with one rounding: exact product and round-to-odd sum in fp64, then fp32."""
     x, y, z = (np.asarray(v, dtype=np.float32).astype(np.float64) for v in (a, b, c))
@@ -85,13 +90,18 @@ def box_muller(a: U32, b: U32) -> tuple[F32, F32]:
 
 def noise(draw: Draw, n: int) -> F32:
     """Noise of the first n elements of a draw, fp32; the mask is not looked at."""
-    first = draw.offset // 4
-    w = groups(draw.key, first, (draw.offset + n + 3) // 4 - first)
+    return np.concatenate([_noise(draw, offset, length) for offset, length in draw.runs(n)])
+
+
+def _noise(draw: Draw, offset: int, n: int) -> F32:
+    """Noise of n consecutive addresses."""
+    first = offset // 4
+    w = groups(draw.key, first, (offset + n + 3) // 4 - first)
     if draw.distribution == Distribution.RADEMACHER:
         z = np.where(w >> np.uint32(31), np.float32(-1), np.float32(1)).astype(np.float32)
     else:
         z = np.stack([*box_muller(w[:, 0], w[:, 1]), *box_muller(w[:, 2], w[:, 3])], axis=1)
-    return z.reshape(-1)[draw.offset - 4 * first :][:n]
+    return z.reshape(-1)[offset - 4 * first :][:n]
 
 
 def quantize(x: F32, dtype: torch.dtype, word: U32 | None) -> F32:
@@ -111,7 +121,7 @@ def keep(x: NDArray[np.floating], draw: Draw) -> NDArray[np.bool_]:
         case SmallMask(threshold):
             return np.asarray(np.abs(x) <= threshold)
         case RandomMask(key, limit):
-            return np.asarray(words(key, draw.offset, x.size) <= np.uint32(limit))
+            return np.asarray(element_words(key, draw, x.size) <= np.uint32(limit))
     return np.ones(x.shape, dtype=bool)
 
 

@@ -8,6 +8,8 @@ specification names.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -20,6 +22,9 @@ GROUPS, WARPS = 512, 4  # lanes of a program, eight elements each; 256 with 2 wa
 SMALL, SMALL_GROUPS, SMALL_WARPS = 1 << 18, 64, 2  # elements up to which a program's own time is what a launch takes
 MIN_WHOLE_TILES = 1024  # below, a second and third launch take longer than bounds
 MASKS = {type(None): 0, SmallMask: 1, RandomMask: 2}
+
+NUMBERS = ["n", "base", "lead", "shift", "width", "stride", "first", "k0", "k1", "c2", "c3"]
+"""Arguments of the kernels of which no value gets a kernel of its own."""
 
 BASIS_STREAM = tl.constexpr(BASIS)
 M0, M1 = tl.constexpr(MULTIPLIERS[0]), tl.constexpr(MULTIPLIERS[1])
@@ -157,23 +162,37 @@ def accumulate(acc, u, alpha):
 
 
 @triton.jit
-def tile(n, base, lead, shift, first, ALIGNED: tl.constexpr, WHOLE: tl.constexpr, GROUPS: tl.constexpr):
+def tile(n, base, lead, shift, width, stride, first, ALIGNED: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
+         GROUPS: tl.constexpr):  # fmt: skip
     """The even counters of this tile, their common high word, its elements' indices, and which of these exist.
 
     Tiles are aligned to multiples of GROUPS in the global order, so that no tile
     crosses a multiple of 2**32 counters; ``lead`` groups and ``shift`` elements of the first one lie before the tensor.
+    With ROWS every row of ``width`` elements has tiles of its own: ``base`` is the address of row 0, ``lead`` the
+    number of elements of the rows that lie before the tensor.
     """
-    start = (first + tl.program_id(0)).to(tl.int64) * GROUPS
-    counter = (base + start) * 2
+    if ROWS:
+        row = (first + tl.program_id(0)).to(tl.int64)
+        address = base + row * stride
+        group = address // 8
+        before = group % GROUPS
+        start = tl.program_id(1).to(tl.int64) * GROUPS
+        counter = (group - before + start) * 2
+        column = (start - before) * 8 - address % 8 + tl.arange(0, 8 * GROUPS)
+        index = row * width - lead + column
+        inside = (column >= 0) & (column < width) & (index >= 0) & (index < n)
+    else:
+        start = (first + tl.program_id(0)).to(tl.int64) * GROUPS
+        counter = (base + start) * 2
+        index = (start - lead) * 8 + tl.arange(0, 8 * GROUPS)
+        if not ALIGNED:
+            index -= shift
+        if WHOLE:
+            inside = tl.full([8 * GROUPS], True, tl.int1)
+        else:
+            inside = (index >= 0) & (index < n)
     low = counter.to(tl.uint32) + 2 * tl.arange(0, GROUPS).to(tl.uint32)
     high = (counter >> 32).to(tl.uint32)
-    index = (start - lead) * 8 + tl.arange(0, 8 * GROUPS)
-    if not ALIGNED:
-        index -= shift
-    if WHOLE:
-        inside = tl.full([8 * GROUPS], True, tl.int1)
-    else:
-        inside = (index >= 0) & (index < n)
     return low, high, index, inside
 
 
@@ -217,6 +236,35 @@ def tiles_of(n: int, offset: int, groups: int) -> tuple[tuple[int, int, int], li
     else:
         launches = [(0, start, False), (start, full - start, True), (full, tiles - full, False)]
     return (group - lead, lead, shift), [launch for launch in launches if launch[1]]
+
+
+class Launch(NamedTuple):
+    """A grid of tiles: the first tile or row, the grid, and whether every tile is whole."""
+
+    first: int
+    grid: tuple[int, ...]
+    whole: bool
+
+
+class Place(NamedTuple):
+    """Where the elements of a draw lie, in the form that :func:`tile` takes."""
+
+    base: int
+    lead: int
+    shift: int
+    width: int
+    stride: int
+
+    @classmethod
+    def of(cls, draw: Draw, n: int, groups: int) -> tuple[Place, list[Launch]]:
+        """The place of the first n elements of a draw, and the launches that serve them."""
+        if draw.rows is None:
+            numbers, launches = tiles_of(n, draw.offset, groups)
+            return cls(*numbers, 0, 0), [Launch(first, (tiles,), whole) for first, tiles, whole in launches]
+        width, stride, before = draw.rows.width, draw.rows.stride, draw.rows.first
+        rows = range(before // width, triton.cdiv(before + n, width))
+        tiles = triton.cdiv(8 * groups - 1 + width, 8 * groups)  # wherever a row begins
+        return cls(draw.offset, before, 0, width, stride), [Launch(rows.start, (len(rows), tiles), False)]
 
 
 def fp64_on_device(like: Tensor, *values: float) -> Tensor:

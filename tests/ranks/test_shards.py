@@ -1,0 +1,73 @@
+"""Sharded weights take the steps of whole ones, to the bit: FSDP2, tensor parallel, and both."""
+
+from __future__ import annotations
+
+import pytest
+import shard_case
+import torch
+from pool import Pool
+
+from toy import same
+from zeroblock.method import METHODS
+
+LIKE = {torch.float32: 2, torch.bfloat16: 4}
+"""Ranks by dtype: two with uneven shards, four of which some are empty."""
+
+
+@pytest.mark.parametrize("dtype", LIKE, ids=str)
+def test_fsdp_equals_one_process(pool: Pool, dtype: torch.dtype) -> None:
+    """Every method; each rank has its own data, whose losses are averaged."""
+    size = LIKE[dtype]
+    outcomes = pool.run(shard_case.together, tuple(METHODS), dtype, size, size=size)
+    for name in METHODS:
+        weights, coeffs = shard_case.alone(name, dtype, size)
+        for outcome in outcomes:
+            assert outcome[name][1] == coeffs, name
+            assert same(outcome[name][0], weights), name
+
+
+@pytest.mark.parametrize("way", ["data", "probes"])
+def test_pairs_of_shards_share_data_or_probes(pool: Pool, way: str) -> None:
+    options = {"shares": 2} if way == "data" else {"probes": 2}
+    expected = shard_case.alone("mezo", torch.bfloat16, **options)
+    for weights, coeffs in pool.run(shard_case.across, "mezo", torch.bfloat16, way):
+        assert coeffs == expected[1]
+        assert same(weights, expected[0])
+
+
+@pytest.mark.parametrize("way", ["tp", "both", "hybrid", "columns"])
+def test_given_coefficients_move_every_kind_of_shard(pool: Pool, way: str) -> None:
+    names = ("mezo_adam", "lozo_m", "sparse_mezo") if way != "hybrid" else ("mezo",)
+    expected = shard_case.arranged(names, torch.bfloat16, None)
+    for outcome in pool.run(shard_case.arranged, names, torch.bfloat16, way):
+        for name in names:
+            assert same(outcome[name], expected[name]), name
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [("probes", "share the probes across the shards"), ("flat", "fully_shard"), ("state", "of other shards")],
+)
+def test_what_cannot_work_names_the_fix(pool: Pool, way: str, reason: str) -> None:
+    for said in pool.run(shard_case.refused, way, size=2):
+        assert reason in said
+
+
+def test_states_of_shards_continue(pool: Pool) -> None:
+    assert all(pool.run(shard_case.resumed, size=2))
+
+
+def test_a_failed_pass_leaves_nothing_gathered(pool: Pool) -> None:
+    assert all(pool.run(shard_case.interrupted, size=2))
+
+
+@pytest.mark.parametrize("name", ["mezo_bcd", "lozo"])
+def test_the_forked_pass_runs_on_gathered_layers(pool: Pool, name: str) -> None:
+    expected = shard_case.forked(name, "whole")
+    for outs in pool.run(shard_case.forked, name, "layers", size=2):
+        assert [len(out) for out in outs] == [2] * len(outs)
+        assert all(torch.equal(a, b) for a, b in zip(outs, expected, strict=True))
+
+
+def test_what_is_not_gathered_whole_cannot_be_forked(pool: Pool) -> None:
+    assert all("not gathered whole" in said for said in pool.run(shard_case.unforkable, size=2))
