@@ -15,7 +15,7 @@ import typer
 from ..errors import ZeroBlockError, shown, unknown
 
 if TYPE_CHECKING:
-    from ..sweep.crew import Crew, Tell
+    from ..sweep.crew import Hire
     from ..sweep.outcome import Outcome, Outcomes
     from ..sweep.plan import Run, Sweep
 
@@ -84,8 +84,8 @@ def sweep(
     table.write(plan, folder, outcomes, {}, command)
     if not json:
         typer.echo(_state(plan, outcomes))
-    with crew_of(folder, jobs, executor, address, cpus, gpus) as crew:
-        failed = _make(plan, folder, crew, command, json)
+    with hiring(folder, jobs, executor, address, cpus, gpus) as (at_a_time, hire):
+        failed = _make(plan, folder, at_a_time, hire, command, json)
     if not json:
         written = (folder / "table.md").read_text(encoding="utf-8")
         typer.echo("\n".join(shown(line, MAX_LINE) for line in written.split("\n")))
@@ -95,10 +95,10 @@ def sweep(
 
 
 @contextlib.contextmanager
-def crew_of(
+def hiring(
     folder: Path, jobs: int | None, executor: str, address: str | None, cpus: float, gpus: float | None
-) -> Iterator[Callable[[Sweep, Tell], Crew]]:
-    """Give what makes a crew for a sweep: on this machine, or on Ray while the context lasts.
+) -> Iterator[tuple[int, Hire]]:
+    """Give the number of runs at a time and what hires hands for them: here, or on Ray while the context lasts.
 
     Args:
         folder: of the sweep.
@@ -108,24 +108,25 @@ def crew_of(
         cpus: cores per run on Ray.
         gpus: GPUs per run on Ray.
     """
-    from ..sweep.crew import Crew
+    from ..sweep.crew import local
 
     if executor not in EXECUTORS:
         raise unknown("executor", executor, EXECUTORS)
     if executor == "local":
         if address is not None or gpus is not None or cpus != 1.0:
             raise ZeroBlockError("--address, --cpus and --gpus are for Ray: add --executor ray")
-        yield lambda sweep, tell: Crew(sweep, folder, jobs or 1, tell)
+        yield jobs or 1, local(jobs or 1)
         return
     from ..sweep.cluster import Cluster
 
     with Cluster(folder, address, cpus, gpus) as cluster:
-        yield lambda sweep, tell: Crew(sweep, folder, jobs or cluster.slots, tell, cluster.hire)
+        yield jobs or cluster.slots, cluster.hire
 
 
-def _make(sweep: Sweep, folder: Path, hire: Callable[[Sweep, Tell], Crew], command: str, json: bool) -> dict[str, str]:
+def _make(sweep: Sweep, folder: Path, jobs: int, hire: Hire, command: str, json: bool) -> dict[str, str]:
     """Make the runs and keep the tables up to date; return the reasons of failed runs, by name."""
     from ..sweep import table
+    from ..sweep.crew import Crew
 
     def tell(event: str, run: Run, outcome: Outcome | None, error: str) -> None:
         done = len(crew.outcomes)
@@ -144,7 +145,7 @@ def _make(sweep: Sweep, folder: Path, hire: Callable[[Sweep, Tell], Crew], comma
                 f"{done} finished"
             )
 
-    crew = hire(sweep, tell)
+    crew = Crew(sweep, folder, jobs, tell, hire)
     with stoppable(lambda: f"{len(crew.outcomes)} runs are finished"):
         crew.make()
     if json:

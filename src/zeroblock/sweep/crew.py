@@ -35,6 +35,19 @@ class Hand(Protocol):
         ...
 
 
+Hire = Callable[[], Hand]
+"""Gives one more hand."""
+
+
+def local(jobs: int) -> Hire:
+    """Hire processes of this machine, each with its share of the cores.
+
+    Args:
+        jobs: the number of runs at a time.
+    """
+    return lambda: Worker(max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None)
+
+
 class Crew:
     """Makes all runs of a sweep.
 
@@ -43,14 +56,12 @@ class Crew:
         folder: holds the run folders under ``runs`` and their output under ``log``.
         jobs: the number of runs at a time.
         tell: is called at every begin and end, one call at a time.
-        hire: gives one more hand; by default a process of this machine, with its share of the cores.
+        hire: gives one more hand; by default a process of this machine.
     """
 
-    def __init__(
-        self, sweep: Sweep, folder: Path, jobs: int, tell: Tell, hire: Callable[[], Hand] | None = None
-    ) -> None:
+    def __init__(self, sweep: Sweep, folder: Path, jobs: int, tell: Tell, hire: Hire | None = None) -> None:
         self.sweep, self.runs, self.logs, self.jobs, self.tell = sweep, folder / "runs", folder / "log", jobs, tell
-        self.hire = hire or (lambda: Worker(max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None))
+        self.hire = hire or local(jobs)
         self.outcomes = read(sweep, self.runs)
         self.failed: dict[str, str] = {}
         self.running: set[str] = set()

@@ -151,6 +151,7 @@ def _make(config: str, folder: Path) -> str:
 
     from ..report.view import view
     from ..train.loop import make
+    from .clock import CLOCK, Clock
 
     gc.collect()
     if torch.cuda.is_available():
@@ -158,7 +159,8 @@ def _make(config: str, folder: Path) -> str:
         torch.cuda.reset_peak_memory_stats()  # the peak of this run, not of the runs before it
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    return make(Config.of(tomllib.loads(config)), folder, view(quiet=False, json=False)).reason
+    shows = Clock(view(quiet=False, json=False), folder / CLOCK)
+    return make(Config.of(tomllib.loads(config)), folder, shows).reason
 
 
 def _listen(jobs: queue.SimpleQueue[Job | None]) -> None:
