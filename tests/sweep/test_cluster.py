@@ -98,7 +98,6 @@ def test_a_sweep_on_ray_survives_the_death_of_a_worker(tmp_path, monkeypatch):
     told = "".join(path.read_text() for path in (tmp_path / "ray" / "log").glob("*.txt"))
     assert "replaying" in told  # the run continued, and did not begin again
 
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("zeroblock.cli.sweep.hiring", here.hiring)  # the crew of this machine, without a new process
     local = zeroblock("sweep", file, "--out", tmp_path / "local")
     assert local.returncode == 0, local.stderr

@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 import socket
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -109,18 +110,19 @@ class Task:
         self.alive = True
         self._task, self._token = task, token
         self._current: Any = None
-        self._stopped = False
+        self._lock = threading.Lock()
 
     def make(self, run: Run, folder: Path, log: Path) -> str:
         """Make a run to its end, whichever nodes die on the way; return why it failed, empty if it did not."""
         import ray
 
         job = job_of(run, folder.resolve(), log.resolve()) | {"token": self._token, "cwd": os.getcwd()}
-        self._current = self._task.options(name=run.name).remote(job)
-        if self._stopped:
-            self.stop()
+        with self._lock:
+            if not self.alive:
+                return "cancelled"
+            current = self._current = self._task.options(name=run.name).remote(job)
         try:
-            return str(ray.get(self._current)["error"])
+            return str(ray.get(current)["error"])
         except ray.exceptions.TaskCancelledError:
             return "cancelled"
         except ray.exceptions.RayError as error:
@@ -132,9 +134,10 @@ class Task:
         """Cancel the run: its process ends the step and keeps the journal, as on Ctrl-C."""
         import ray
 
-        self._stopped, self.alive = True, False
-        if self._current is not None:
-            ray.cancel(self._current)
+        with self._lock:
+            current, self.alive = self._current if self.alive else None, False
+        if current is not None:  # once: a second signal would not wait for the step
+            ray.cancel(current)
 
     def close(self) -> None:
         """Cancel the run; :meth:`make` returns when its process has let go."""
