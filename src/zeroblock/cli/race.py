@@ -66,7 +66,7 @@ def race(
 ) -> None:
     """Race several methods on one model and task, at equal wall clock.
 
-    For example: `zeroblock race --model smollm2 --task reviews --methods mezo,mezo_bcd,ft --lr 1e-4,3e-4,1e-3
+    For example: `zeroblock race --model smollm2 --task reviews --methods mezo_bcd,lozo,ft --lr 1e-4,3e-4,1e-3
     --max-minutes 2 --seeds 1`
 
     A short lap finds the pace of every method, then dev chooses its learning rate among as many as the
@@ -168,6 +168,7 @@ def _finish(course: Course, command: str, json: bool) -> None:
     import dataclasses
     import importlib.util
 
+    from ..evaluate.measurement import plain
     from ..race import figure, page, table
 
     scores = course.scores()
@@ -179,7 +180,7 @@ def _finish(course: Course, command: str, json: bool) -> None:
     page.write_page(course, command)
     if json:
         for one in table.standings(scores):
-            typer.echo(jsonlib.dumps(dataclasses.asdict(one)))
+            typer.echo(jsonlib.dumps(plain(dataclasses.asdict(one))))
     else:
         _print(course, scores)
     if course.out or course.failed:

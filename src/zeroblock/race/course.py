@@ -15,7 +15,7 @@ from typing import Any
 from .. import atomic
 from ..errors import ZeroBlockError
 from ..sweep.clock import CLOCK, Pace, read
-from ..sweep.crew import Crew, Hire, Tell
+from ..sweep.crew import Crew, Hand, Hire, Tell
 from ..sweep.grid import show
 from ..sweep.outcome import choose, folder_of
 from ..sweep.plan import Run, Sweep
@@ -124,35 +124,37 @@ class Course:
 
     def _laps(self) -> None:
         """Find the pace of every method that has none, one after another."""
-        for entrant in self.race.entrants:
-            one = self._methods[entrant.method]
-            if "pace" in one:
-                continue
-            pace, error = self._lap(entrant)
-            if pace is None:
-                one["out"] = error or "it took no step"
-                self.say(f"out    {entrant.method}: {one['out']}")
-            else:
-                one["pace"] = asdict(pace)
-                self.say(f"pace   {entrant.method}: {pace.rate:.3g} steps per second")
-            self._save()
+        due = [one for one in self.race.entrants if "pace" not in self._methods[one.method]]
+        hand = self.hire() if due else None
+        try:
+            for entrant in due:
+                if hand is None or not hand.alive:
+                    hand = self.hire()
+                pace, error = self._lap(entrant, hand)
+                one = self._methods[entrant.method]
+                if pace is None:
+                    one["out"] = error or "it took no step"
+                    self.say(f"out    {entrant.method}: {one['out']}")
+                else:
+                    one["pace"] = asdict(pace)
+                    self.say(f"pace   {entrant.method}: {pace.rate:.3g} steps per second")
+                self._save()
+        finally:
+            if hand is not None:
+                hand.close()
 
-    def _lap(self, entrant: Entrant) -> tuple[Pace | None, str]:
+    def _lap(self, entrant: Entrant, hand: Hand) -> tuple[Pace | None, str]:
         """Find the pace of a method, or why it cannot run; a lap of a few steps is made again, twice as long."""
         place, logs = self.folder / LAPS / entrant.method, self.folder / "log"
         logs.mkdir(exist_ok=True)
-        hand = self.hire()
-        try:
-            for doubling in range(MAX_DOUBLINGS):
-                shutil.rmtree(place, ignore_errors=True)
-                run = self.race.lap(entrant, 2.0**doubling)
-                error = hand.make(run, place, logs / f"pace-{entrant.method}.txt")
-                clock = read(place / CLOCK)
-                if not clock or clock[-1][0] >= LAP_STEPS or not hand.alive:
-                    break
-            return Pace.of(clock), error
-        finally:
-            hand.close()
+        for doubling in range(MAX_DOUBLINGS):
+            shutil.rmtree(place, ignore_errors=True)
+            run = self.race.lap(entrant, 2.0**doubling)
+            error = hand.make(run, place, logs / f"pace-{entrant.method}.txt")
+            clock = read(place / CLOCK)
+            if not clock or clock[-1][0] >= LAP_STEPS or not hand.alive:
+                break
+        return Pace.of(clock), error
 
     def _tries(self) -> None:
         """Let dev choose a learning rate for every method, and plan its runners."""

@@ -105,8 +105,8 @@ class Race:
             entrant: the method.
             factor: on the seconds of the lap.
         """
-        changes = {"steps": MAX_STEPS, "eval_every": MAX_STEPS, "eval_limit": 1, "save_weights": False}
-        fields = self.settings | entrant.fields | self.overrides | changes
+        changes = {"steps": MAX_STEPS, "eval_every": MAX_STEPS, "eval_start": False, "eval_limit": 1}
+        fields = self.settings | entrant.fields | self.overrides | changes | {"save_weights": False}
         given = {"method": entrant.method, "lr": min(entrant.lrs), "max_minutes": factor * self.lap_seconds / 60}
         return Run(entrant.method, Config.of(fields | given), {})
 
