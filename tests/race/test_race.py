@@ -182,6 +182,13 @@ def test_every_method_can_race_and_its_forward_passes_are_its_points():
     assert forwards(Config(model="m", task="sst2", method="mezo_bcd", lr=1e-4, accumulate=3)) == 6
 
 
+def test_settings_that_the_race_decides_are_refused():
+    with pytest.raises(ZeroBlockError, match="the race itself decides steps: leave it out of --set"):
+        Race({"model": "m", "task": "sst2"}, (Entrant("mezo", (1e-4,), {"steps": 5}),))
+    with pytest.raises(ZeroBlockError, match="mezo takes no rank"):
+        Race({"model": "m", "task": "sst2"}, (Entrant("mezo", (1e-4,), {"rank": 5}),))
+
+
 @pytest.mark.parametrize(
     ("methods", "lrs", "says"),
     [

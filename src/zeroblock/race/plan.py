@@ -6,6 +6,7 @@ always.  The number is what fits into the minutes at the pace that was measured 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ Fields = dict[str, Any]
 
 FT_LR, FT_FACTOR = 10**-4.5, 10**0.5
 """The learning rates of Adam that are tried unless others are given: around this one, at this factor."""
+OWN = ("method", "lr", "steps", "seed", "data_seed", "eval_every", "eval_start", "max_minutes", "save_weights")
+"""Settings that are not for the user of a race to give."""
 TRY_EVALS = 2
 """Evaluations of a try."""
 MAX_STEPS = 100_000_000
@@ -85,6 +88,9 @@ class Race:
             raise ZeroBlockError(f"max-minutes must be positive, got {self.minutes}")
         if not 0 < self.share <= 1:
             raise ZeroBlockError(f"try-share is a fraction of the minutes, above 0 and at most 1, got {self.share}")
+        given = itertools.chain(self.settings, self.overrides, *(one.fields for one in self.entrants))
+        if own := next((name for name in given if name in OWN), None):
+            raise ZeroBlockError(f"the race itself decides {own}: leave it out of --set")
         for entrant in self.entrants:
             self.lap(entrant)  # which checks its settings before anything runs
 
