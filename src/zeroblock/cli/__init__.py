@@ -28,6 +28,7 @@ from . import (
     methods,
     plan,
     push,
+    race,
     replay,
     report,
     resume,
@@ -80,6 +81,7 @@ app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("resume")(resume.resume)
 app.command("sweep")(sweep.sweep)
+app.command("race")(race.race)
 app.command("report")(report.report)
 app.command("replay")(replay.replay)
 app.command("inspect")(inspect.inspect)

@@ -25,6 +25,7 @@ OPTIONAL = {
     "pandas": ("lab", "zeroblock lab"),
     "scipy": ("lab", "zeroblock lab"),
     "tensorboard": ("track", "--track tensorboard"),
+    "ray": ("ray", "sweeps and races on Ray"),
 }
 """Packages that are not required: the extra that brings each, and what needs it."""
 

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import json as jsonlib
 import shlex
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import shown
+from ..errors import ZeroBlockError, shown, unknown
 
 if TYPE_CHECKING:
+    from ..sweep.crew import Hire
     from ..sweep.outcome import Outcome, Outcomes
     from ..sweep.plan import Run, Sweep
 
+EXECUTORS = ("local", "ray")
 MAX_REASON, MAX_LINE = 2000, 1_000_000
 """Characters that are printed of why a run failed, and of a line of the table."""
+
+
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Number of runs at a time. [1; with ray as many as fit]", show_default=False)
+]
+Executor = Annotated[
+    str, typer.Option(metavar="local|ray", help="Make the runs in processes of this machine, or as tasks of Ray.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="ray: the cluster to join, such as auto; by default this machine alone."),
+]
+Cpus = Annotated[float, typer.Option(min=0.0, help="ray: cores per run.")]
+Gpus = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="ray: GPUs per run, such as 0.5. [1 if there are any]", show_default=False),
+]
 
 
 def sweep(
@@ -31,7 +52,11 @@ def sweep(
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the file; may be repeated."),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at a time.")] = 1,
+    jobs: Jobs = None,
+    executor: Executor = "local",
+    address: Address = None,
+    cpus: Cpus = 1.0,
+    gpus: Gpus = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the runs that are still to make, and make none.")
     ] = False,
@@ -59,7 +84,8 @@ def sweep(
     table.write(plan, folder, outcomes, {}, command)
     if not json:
         typer.echo(_state(plan, outcomes))
-    failed = _make(plan, folder, jobs, command, json)
+    with hiring(folder, jobs, executor, address, cpus, gpus) as (at_a_time, hire):
+        failed = _make(plan, folder, at_a_time, hire, command, json)
     if not json:
         written = (folder / "table.md").read_text(encoding="utf-8")
         typer.echo("\n".join(shown(line, MAX_LINE) for line in written.split("\n")))
@@ -68,7 +94,36 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _make(sweep: Sweep, folder: Path, jobs: int, command: str, json: bool) -> dict[str, str]:
+@contextlib.contextmanager
+def hiring(
+    folder: Path, jobs: int | None, executor: str, address: str | None, cpus: float, gpus: float | None
+) -> Iterator[tuple[int, Hire]]:
+    """Give the number of runs at a time and what hires hands for them: here, or on Ray while the context lasts.
+
+    Args:
+        folder: of the sweep.
+        jobs: the number of runs at a time; None for one, or with Ray as many as fit.
+        executor: local or ray.
+        address: of a cluster of Ray.
+        cpus: cores per run on Ray.
+        gpus: GPUs per run on Ray.
+    """
+    from ..sweep.crew import local
+
+    if executor not in EXECUTORS:
+        raise unknown("executor", executor, EXECUTORS)
+    if executor == "local":
+        if address is not None or gpus is not None or cpus != 1.0:
+            raise ZeroBlockError("--address, --cpus and --gpus are for Ray: add --executor ray")
+        yield jobs or 1, local(jobs or 1)
+        return
+    from ..sweep.cluster import Cluster
+
+    with Cluster(folder, address, cpus, gpus) as cluster:
+        yield jobs or cluster.slots, cluster.hire
+
+
+def _make(sweep: Sweep, folder: Path, jobs: int, hire: Hire, command: str, json: bool) -> dict[str, str]:
     """Make the runs and keep the tables up to date; return the reasons of failed runs, by name."""
     from ..sweep import table
     from ..sweep.crew import Crew
@@ -90,6 +145,22 @@ def _make(sweep: Sweep, folder: Path, jobs: int, command: str, json: bool) -> di
                 f"{done} finished"
             )
 
+    crew = Crew(sweep, folder, jobs, tell, hire)
+    with stoppable(lambda: f"{len(crew.outcomes)} runs are finished"):
+        crew.make()
+    if json:
+        left = {"out": str(folder), "finished": len(crew.outcomes), "failed": len(crew.failed)}
+        typer.echo(jsonlib.dumps(left | {"table": str(folder / "table.md")}))
+    return crew.failed
+
+
+@contextlib.contextmanager
+def stoppable(state: Callable[[], str]) -> Iterator[None]:
+    """Let Ctrl-C, `timeout` and batch systems stop the work inside cleanly, with the exit status to match.
+
+    Args:
+        state: says how far it has come.
+    """
     code: int = 128 + signal.SIGINT
 
     def terminate(number: int, frame: object) -> None:
@@ -97,19 +168,14 @@ def _make(sweep: Sweep, folder: Path, jobs: int, command: str, json: bool) -> di
         code = 128 + number
         raise KeyboardInterrupt
 
-    crew = Crew(sweep, folder, jobs, tell)
-    before = signal.signal(signal.SIGTERM, terminate)  # `timeout` and batch systems stop it cleanly
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
-        crew.make()
+        yield
     except KeyboardInterrupt:
-        typer.echo(f"stopped; {len(crew.outcomes)} runs are finished, the same command continues", err=True)
+        typer.echo(f"stopped; {state()}, the same command continues", err=True)
         raise SystemExit(code) from None
     finally:
         signal.signal(signal.SIGTERM, before)
-    if json:
-        left = {"out": str(folder), "finished": len(crew.outcomes), "failed": len(crew.failed)}
-        typer.echo(jsonlib.dumps(left | {"table": str(folder / "table.md")}))
-    return crew.failed
 
 
 def _list(sweep: Sweep, folder: Path, json: bool) -> None:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from .outcome import Outcome, due, folder_of, read
 from .plan import Run, Sweep
@@ -13,6 +14,38 @@ from .worker import Worker
 
 Tell = Callable[[str, Run, Outcome | None, str], None]
 """Called with "begin", "end" or "fail", the run, its outcome, and the reason of a failure."""
+
+
+class Hand(Protocol):
+    """Makes runs, one after another: a process of this machine (:class:`Worker`) or tasks of a cluster."""
+
+    alive: bool
+    """Whether it can make another run."""
+
+    def make(self, run: Run, folder: Path, log: Path) -> str:
+        """Make a run to its end; return why it failed, empty if it did not."""
+        ...
+
+    def stop(self) -> None:
+        """Ask it to stop its run and end."""
+        ...
+
+    def close(self) -> None:
+        """Stop it and wait until it has ended."""
+        ...
+
+
+Hire = Callable[[], Hand]
+"""Gives one more hand."""
+
+
+def local(jobs: int) -> Hire:
+    """Hire processes of this machine, each with its share of the cores.
+
+    Args:
+        jobs: the number of runs at a time.
+    """
+    return lambda: Worker(max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None)
 
 
 class Crew:
@@ -23,15 +56,17 @@ class Crew:
         folder: holds the run folders under ``runs`` and their output under ``log``.
         jobs: the number of runs at a time.
         tell: is called at every begin and end, one call at a time.
+        hire: gives one more hand; by default a process of this machine.
     """
 
-    def __init__(self, sweep: Sweep, folder: Path, jobs: int, tell: Tell) -> None:
+    def __init__(self, sweep: Sweep, folder: Path, jobs: int, tell: Tell, hire: Hire | None = None) -> None:
         self.sweep, self.runs, self.logs, self.jobs, self.tell = sweep, folder / "runs", folder / "log", jobs, tell
+        self.hire = hire or local(jobs)
         self.outcomes = read(sweep, self.runs)
         self.failed: dict[str, str] = {}
         self.running: set[str] = set()
         self.changed = threading.Condition()
-        self.workers: list[Worker] = []
+        self.workers: list[Hand] = []
         self.stopped = False
         self.error: Exception | None = None
 
@@ -57,7 +92,7 @@ class Crew:
 
     def _serve(self) -> None:
         """One thread: a worker, and runs for it while any are left."""
-        worker: Worker | None = None
+        worker: Hand | None = None
         try:
             while run := self._take():
                 if worker is None or not worker.alive:
@@ -81,9 +116,9 @@ class Crew:
             for worker in self.workers:
                 worker.stop()
 
-    def _hire(self) -> Worker:
+    def _hire(self) -> Hand:
         with self.changed:
-            worker = Worker(max(1, (os.cpu_count() or 1) // self.jobs) if self.jobs > 1 else None)
+            worker = self.hire()
             self.workers.append(worker)
             if self.stopped:
                 worker.stop()

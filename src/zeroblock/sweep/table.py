@@ -106,8 +106,8 @@ def write(sweep: Sweep, folder: Path, outcomes: Outcomes, failed: Mapping[str, s
     """
     entries = [Entry.of(cell, outcomes) for cell in sweep.cells]
     atomic.write(folder / "table.md", markdown(sweep, entries, outcomes, failed, command))
-    atomic.write(folder / "table.csv", _csv(_table_rows(entries, outcomes)))
-    atomic.write(folder / "runs.csv", _csv(_run_rows(sweep, entries, outcomes, failed)))
+    atomic.write(folder / "table.csv", csv_of(_table_rows(entries, outcomes)))
+    atomic.write(folder / "runs.csv", csv_of(_run_rows(sweep, entries, outcomes, failed)))
     write_report(folder)
 
 
@@ -221,7 +221,8 @@ def settings(run: Run) -> dict[str, Any]:
     }
 
 
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write rows as CSV, with numbers to six digits; the first row names the columns."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

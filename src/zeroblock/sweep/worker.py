@@ -27,6 +27,9 @@ from ..errors import ZeroBlockError
 from ..train.config import Config
 from .plan import Run
 
+Job = dict[str, Any]
+"""What a process is told of a run, and what it answers."""
+
 STOP_SECONDS = 30.0
 """How long a stopped worker may take to end its step."""
 
@@ -62,11 +65,10 @@ class Worker:
         Returns:
             why the run failed; empty if it did not.
         """
-        job = {"config": run.config.dump(), "folder": str(folder), "log": str(log)}
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
-            self.process.stdin.write(json.dumps(job) + "\n")
+            self.process.stdin.write(json.dumps(job_of(run, folder, log)) + "\n")
             self.process.stdin.flush()
             answer = self.process.stdout.readline()
         except (BrokenPipeError, ValueError):  # it died, or was closed from another thread
@@ -97,28 +99,50 @@ class Worker:
 def main() -> None:
     """Run as a worker: make the runs that arrive on standard input."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # inherited as ignored from a shell's background
-    jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     from ..train.cache import caching
 
     with contextlib.suppress(KeyboardInterrupt), caching():
         while job := jobs.get():
-            error, sound = "", True
-            with _printing_to(Path(job["log"])):
-                try:
-                    error = _make(job["config"], Path(job["folder"]))
-                except ZeroBlockError as mistake:
-                    error = str(mistake)
-                except Exception as mistake:
-                    traceback.print_exc()
-                    error, sound = f"{type(mistake).__name__}: {mistake}", False
+            answer = perform(job)
             try:
-                print(json.dumps({"error": error, "sound": sound}), file=answers, flush=True)
+                print(json.dumps(answer), file=answers, flush=True)
             except BrokenPipeError:  # the sweep is gone
                 return
-            if not sound:
+            if not answer["sound"]:
                 sys.exit(1)  # memory or device may be in any state: the next run gets a fresh process
+
+
+def job_of(run: Run, folder: Path, log: Path) -> Job:
+    """Describe a run for the process that makes it.
+
+    Args:
+        run: the run.
+        folder: its folder.
+        log: a file for everything the run prints.
+    """
+    return {"config": run.config.dump(), "folder": str(folder), "log": str(log)}
+
+
+def perform(job: Job) -> Job:
+    """Make a run, or the rest of it, in this process.
+
+    Args:
+        job: of :func:`job_of`.
+
+    Returns:
+        ``error``: why the run failed, empty if it did not; ``sound``: whether this process can make another.
+    """
+    with _printing_to(Path(job["log"])):
+        try:
+            return {"error": _make(job["config"], Path(job["folder"])), "sound": True}
+        except ZeroBlockError as mistake:
+            return {"error": str(mistake), "sound": True}
+        except Exception as mistake:
+            traceback.print_exc()
+            return {"error": f"{type(mistake).__name__}: {mistake}", "sound": False}
 
 
 def _make(config: str, folder: Path) -> str:
@@ -127,6 +151,7 @@ def _make(config: str, folder: Path) -> str:
 
     from ..report.view import view
     from ..train.loop import make
+    from .clock import CLOCK, Clock
 
     gc.collect()
     if torch.cuda.is_available():
@@ -134,10 +159,11 @@ def _make(config: str, folder: Path) -> str:
         torch.cuda.reset_peak_memory_stats()  # the peak of this run, not of the runs before it
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    return make(Config.of(tomllib.loads(config)), folder, view(quiet=False, json=False)).reason
+    shows = Clock(view(quiet=False, json=False), folder / CLOCK)
+    return make(Config.of(tomllib.loads(config)), folder, shows).reason
 
 
-def _listen(jobs: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+def _listen(jobs: queue.SimpleQueue[Job | None]) -> None:
     for line in sys.stdin:
         jobs.put(json.loads(line))
     jobs.put(None)

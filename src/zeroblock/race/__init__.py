@@ -1,0 +1,1 @@
+"""Races: several methods on one model and task, at equal wall clock."""

@@ -1,0 +1,89 @@
+"""The figure of a race: dev metric and loss, against seconds and against forward passes."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import atomic
+from .score import Score, band
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""The palette of Okabe and Ito without its yellow, which is too pale for a line."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", "--", ":")
+"""Methods beyond the colours come again with another line."""
+SIZE_INCHES = (8.4, 5.6)
+LOSS_MARGIN = 1.25
+"""A loss above the one before training by more than this factor lies outside the figure."""
+
+
+def draw(folder: Path, title: str, scores: Mapping[str, Sequence[Score]]) -> list[Path]:
+    """Draw ``race.svg`` and ``race.png``; nothing if no runner has two evaluations.
+
+    Args:
+        folder: where the files go.
+        title: above the panels.
+        scores: by method, in the order of the legend.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    from ..report.figure import STYLE
+
+    ran = {name: some for name, some in scores.items() if band(some, "seconds", "dev") is not None}
+    if not ran:
+        return []
+    metric = next(iter(ran.values()))[0].metric
+    with mpl.rc_context(STYLE | {"svg.hashsalt": "zeroblock", "svg.fonttype": "path"}):  # type: ignore[arg-type]
+        figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+        panels = figure.subplots(2, 2, sharex="col", sharey="row")
+        for row, of in enumerate(("dev", "loss")):
+            for column, against in enumerate(("seconds", "forwards")):
+                _panel(panels[row][column], ran, against, of)
+        panels[0][0].set_ylabel(f"dev {metric} (%)")
+        panels[1][0].set_ylabel("dev loss (nats)")
+        panels[1][0].set_xlabel("seconds of training")
+        panels[1][1].set_xlabel("forward passes")
+        panels[1][1].xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        _bound(panels[1][0], ran)
+        figure.align_ylabels()
+        handles, labels = panels[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
+        paths = [folder / "race.svg", folder / "race.png"]
+        for path in paths:
+            picture = io.BytesIO()
+            # a date would make equal figures differ
+            figure.savefig(picture, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
+            atomic.write(path, picture.getvalue())
+    return paths
+
+
+def _panel(axes: Any, scores: Mapping[str, Sequence[Score]], against: str, of: str) -> None:
+    """Draw a mean per method, with a band of one standard deviation where there are several seeds."""
+    scale = 100.0 if of == "dev" else 1.0
+    for number, (name, some) in enumerate(scores.items()):
+        curve = band(some, against, of)
+        if curve is None:
+            continue
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        line = LINES[number // len(COLOURS) % len(LINES)]
+        mean, spread = scale * curve.mean, scale * curve.spread
+        axes.plot(curve.x, mean, color=colour, marker=marker, linestyle=line, label=name)
+        if spread.any():
+            axes.fill_between(curve.x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+    axes.margins(x=0.02)
+
+
+def _bound(axes: Any, scores: Mapping[str, Sequence[Score]]) -> None:
+    """Keep a runner that diverged from flattening the others."""
+    losses = [point.loss for some in scores.values() for one in some for point in one.points]
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    start = max((one.points[0].loss for some in scores.values() for one in some if one.points), default=math.nan)
+    if finite and math.isfinite(start) and max(finite) > LOSS_MARGIN * start:
+        low = min(finite)
+        axes.set_ylim(low - 0.05 * (LOSS_MARGIN * start - low), LOSS_MARGIN * start)
