@@ -3,5 +3,6 @@
 from .base import CHUNK, Alphas, Basis, Site
 from .elementwise import Elementwise
 from .factored import Factored
+from .grid import Grid
 
-__all__ = ["CHUNK", "Alphas", "Basis", "Elementwise", "Factored", "Site"]
+__all__ = ["CHUNK", "Alphas", "Basis", "Elementwise", "Factored", "Grid", "Site"]
