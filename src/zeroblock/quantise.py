@@ -8,7 +8,7 @@ scales (QZO), or an adapter beside them.  The forward pass expands one matrix at
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -101,8 +101,7 @@ class QuantisedLinear(nn.Linear):
 
     def expanded(self, codes: Tensor | None = None) -> Tensor:
         """(m, n) the matrix that the integers stand for."""
-        integers = self.kind.unpacked(self.weight if codes is None else codes)
-        return (integers.unflatten(1, (-1, self.group)) * self.scales.detach()[..., None]).flatten(1)
+        return expanded(self.weight if codes is None else codes, self.kind, self.scales)
 
     def _apply(self, fn: Any, recurse: bool = True) -> QuantisedLinear:
         """Move to another device or dtype: integers stay integers."""
@@ -115,6 +114,12 @@ class QuantisedLinear(nn.Linear):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, bits={self.kind.bits}, group={self.group}"
+
+
+def expanded(codes: Tensor, kind: type[Codes], scales: Tensor) -> Tensor:
+    """(m, n / per_byte) bytes and (m, groups) scales → (m, n) the matrix that they stand for, in the scales' dtype."""
+    groups = kind.unpacked(codes).unflatten(1, (scales.shape[1], -1))
+    return torch.mul(groups, scales.detach()[..., None]).flatten(1)
 
 
 def quantised(matrix: Tensor, kind: type[Codes], group: int) -> tuple[Tensor, Tensor]:
@@ -131,6 +136,8 @@ def quantised(matrix: Tensor, kind: type[Codes], group: int) -> tuple[Tensor, Te
     Returns:
         (m, n) int8 and (m, n / group) scales in the matrix's dtype.
     """
+    if matrix.is_meta:
+        return torch.empty_like(matrix, dtype=torch.int8), matrix.new_empty(matrix.shape[0], matrix.shape[1] // group)
     groups = matrix.float().unflatten(1, (-1, group))
     scales = (groups.abs().amax(-1) / kind.limit).to(matrix.dtype)
     used = scales[scales > 0]
@@ -181,6 +188,44 @@ def quantise_(model: nn.Module, kind: str, moves: Moves = "integers", group: int
         for module in quantised_layers(model).values():
             module.scales.requires_grad_(True)
     return model
+
+
+def store_(model: nn.Module, how: str | None) -> nn.Module:
+    """Store a model's matrices as the command line says: ``int8``, ``int4``, ``int8:scales`` or ``int4:scales``.
+
+    Args:
+        model: see :func:`quantise_`.
+        how: the integers, and ``:scales`` where their scales move in their place; None leaves the model as it is.
+    """
+    if how is None:
+        return model
+    check(how)
+    kind, _, moves = how.partition(":")
+    return quantise_(model, kind, "scales" if moves else "integers")
+
+
+def check(how: str) -> None:
+    """Refuse words that do not say how to store weights."""
+    choices = [*KINDS, *(f"{kind}:scales" for kind in KINDS)]
+    if how not in choices:
+        raise unknown("way to store weights:", how, choices)
+
+
+def recorded(extra: Mapping[str, Any]) -> str | None:
+    """How the weights of a journaled run were stored, from what its header says besides."""
+    how = extra.get("weights")
+    if how is not None:
+        check(str(how))
+    return how
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    """A model's state with every matrix as the numbers that its integers stand for, on the host, to be exported."""
+    state = dict(model.state_dict())
+    for path, layer in quantised_layers(model).items():
+        state[f"{path}.weight"] = layer.expanded().cpu()
+        del state[f"{path}.scales"]
+    return state
 
 
 def expand_(model: nn.Module) -> nn.Module:

@@ -68,10 +68,7 @@ class Weights:
         for name, param in self.params.items():
             _check(name, param, model)
         _say_packed(model, self.params)
-        self.initial = {
-            name: subspace.initial(self.quantised[name].expanded() if name in self.quantised else param)
-            for name, param in self.params.items()
-        }
+        self.initial = {name: subspace.initial(self.values(name)) for name in self.params}
         self._members: dict[int, tuple[Member, ...]] = {}
         """Those of blocks whose bases never change."""
         self._placed: torch.device | None = None
@@ -88,6 +85,11 @@ class Weights:
             self._uniform = all(p.dtype != torch.float64 for p in params) and len({p.device for p in params}) == 1
             self._placed = first.device
         return self._uniform
+
+    def values(self, name: str) -> Tensor:
+        """The numbers of a tensor, which its integers stand for where it is quantised."""
+        layer = self.quantised.get(name)
+        return self.params[name] if layer is None else layer.expanded()
 
     def basis(self, name: str, turn: int) -> Basis:
         """The basis of a tensor in a turn."""

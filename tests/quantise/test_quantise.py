@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -180,5 +181,5 @@ def test_addresses_of_noise_never_overlap(kind: str) -> None:
     optimizer = zb.mezo(net(kind), 1e-3)
     params = dict(optimizer.model.named_parameters())
     places = sorted((offset, elements(params[name])) for name, offset in optimizer.offsets.items())
-    assert all(a + size == b for (a, size), (b, _) in zip(places, places[1:], strict=False))
+    assert all(a + size == b for (a, size), (b, _) in itertools.pairwise(places))
     assert sum(size for _, size in places) > sum(param.numel() for param in Net().parameters())

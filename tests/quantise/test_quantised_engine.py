@@ -57,4 +57,6 @@ def test_an_adapter_over_integers() -> None:
     assert all("lora_" in name for name in optimizer.params)
     losses = [optimizer.step(engine.objective(BATCH, LABELS)).item() for _ in range(4)]
     assert len(set(losses)) == 4
-    assert all(torch.equal(a, b.weight.detach().view(torch.uint8)) for a, b in zip(before, layers.values(), strict=True))
+    assert all(
+        torch.equal(a, b.weight.detach().view(torch.uint8)) for a, b in zip(before, layers.values(), strict=True)
+    )

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import ops
 from ..errors import ZeroBlockError
 from ..noise import Key, Rounding, SmallMask
-from ..quantise import Codes, QuantisedLinear
+from ..quantise import Codes, QuantisedLinear, expanded
 from .base import Alphas, Basis
 from .elementwise import Elementwise
 
@@ -63,16 +63,11 @@ class Grid(Basis):
     def spans(self) -> Iterator[slice]:
         return self.inner.spans()
 
-    def values(self, param: Tensor) -> Tensor:
-        """(m, n) the weights, in the dtype of the scales."""
-        integers = self.kind.unpacked(param)
-        return (integers.unflatten(1, (-1, self.group)) * self.scales.detach()[..., None]).flatten(1)
-
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
-        return self.inner.perturbed(self.values(param), key, eps)
+        return self.inner.perturbed(expanded(param, self.kind, self.scales), key, eps)
 
     def mirrored(self, param: Tensor, key: Key, eps: float) -> tuple[Tensor, Tensor]:
-        return self.inner.mirrored(self.values(param), key, eps)
+        return self.inner.mirrored(expanded(param, self.kind, self.scales), key, eps)
 
     def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
         z = torch.zeros(span.stop - span.start, dtype=torch.float32, device=param.device)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, Protocol
 
 from torch import nn
 
+from .. import quantise
 from ..block import by_name as partition_by_name
 from ..errors import ZeroBlockError
 from ..method import METHODS, specimen
@@ -99,6 +101,11 @@ def fold_advice(config: Choice, built: ZeroOrder) -> str:
 def check(config: Choice) -> None:
     """Refuse options that the method does not have, before anything is loaded."""
     given = options(config)
+    how: str | None = getattr(config, "weights", None)
+    if how is not None:
+        quantise.check(how)
+        if config.method == "ft":
+            raise ZeroBlockError("ft computes gradients, which integers do not have: leave out --weights")
     if config.method not in METHODS:
         if given:
             raise ZeroBlockError(f"{config.method} takes no {next(iter(given))}")
@@ -108,7 +115,8 @@ def check(config: Choice) -> None:
             METHODS[config.method](specimen(), **{n: given[n] for n in {name, "interval"} & set(given)})
         except TypeError as error:
             raise ZeroBlockError(f"{config.method} takes no {name}") from error
-    built = optimizer(config, specimen())
+    moved = how if getattr(config, "adapter", None) is None else None  # else the adapter moves
+    built = optimizer(config, quantise.store_(copy.deepcopy(specimen()), moved))
     if config.rounding == "stochastic" and built.parts["rounding"] != "stochastic":
         raise ZeroBlockError(
             f"{config.method} as published rounds to the nearest number, as its published code does: leave out "
