@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .errors import ZeroBlockError, unknown
 from .family import is_output_side
+from .quantise import Codes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,8 +181,10 @@ def refuse_packed(name: str, param: Tensor) -> None:
 
 
 def is_packed(tensor: Tensor) -> bool:
-    """Whether a weight is stored in a quantised form, which no small step can move."""
+    """Whether a weight is stored in a quantised form, which no small step can move; our own integers can."""
     kind = type(tensor)
+    if issubclass(kind, Codes):
+        return False
     wrapped = kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ and not hasattr(tensor, "device_mesh")
     if wrapped or kind.__module__.partition(".")[0] == "bitsandbytes":
         return True

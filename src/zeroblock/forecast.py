@@ -176,7 +176,9 @@ def forecast(config: Config, seconds: float = 10.0, tell: Callable[[str], None] 
     config = resolve(config)
     device = models.find_device(config.device)
     remote = config.trust_remote_code
-    skeleton: Any = models.skeleton(config.model, trust_remote_code=remote, adapter=config.adapter)
+    skeleton: Any = models.skeleton(
+        config.model, trust_remote_code=remote, adapter=config.adapter, weights=config.weights
+    )
     free = free_memory(device)
     itemsize = models.DTYPES[config.dtype].itemsize
     needed = sum(param.numel() for param in skeleton.parameters()) * itemsize

@@ -7,8 +7,6 @@ import difflib
 import importlib.util
 import io
 import logging
-import mmap
-import struct
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +20,8 @@ from . import adapter as adapters
 from .adapter import Adapter
 from .errors import ZeroBlockError, ZeroBlockWarning, unknown
 from .fetch import COMMAND, add_fetched
+from .gguf_header import begins_texts
+from .quantise import quantised_layers, store_, values
 
 OPT: dict[str, dict[str, Any]] = {
     "opt-125m": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072},
@@ -36,8 +36,6 @@ NAMES = (*OPT, "smollm2")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 """The names of dtypes on the command line."""
 
-MAX_HEADER = 1 << 28
-"""Bytes at the beginning of a GGUF file in which its settings lie."""
 MAX_NAMES = 3
 """How many tensors a message names; it counts the others."""
 
@@ -55,7 +53,9 @@ def config(name: str, *, trust_remote_code: bool = False) -> Any:
     return _read(AutoConfig.from_pretrained, name, "model", trust_remote_code=trust_remote_code)
 
 
-def skeleton(name: str, *, trust_remote_code: bool = False, adapter: Adapter | None = None) -> nn.Module:
+def skeleton(
+    name: str, *, trust_remote_code: bool = False, adapter: Adapter | None = None, weights: str | None = None
+) -> nn.Module:
     """Build a model on the meta device: names and shapes, no weights.
 
     It is a language model if the architecture has one (see :func:`auto_class`), else the bare model.
@@ -64,6 +64,7 @@ def skeleton(name: str, *, trust_remote_code: bool = False, adapter: Adapter | N
         name: see the module.
         trust_remote_code: run the code that comes with a model of the hub or of a folder.
         adapter: put into the model.
+        weights: how its matrices are stored, see :func:`quantise.store_`.
     """
     add_fetched(name)
     from transformers import AutoModel
@@ -75,7 +76,7 @@ def skeleton(name: str, *, trust_remote_code: bool = False, adapter: Adapter | N
         except ValueError:
             model = AutoModel.from_config(loaded, trust_remote_code=trust_remote_code)
     model.tie_weights()  # type: ignore[operator]
-    return _adapted(model, name, adapter)
+    return store_(_adapted(model, name, adapter), weights)
 
 
 def find_device(name: torch.device | str = "auto") -> torch.device:
@@ -118,6 +119,7 @@ def load(
     seed: int = 0,
     trust_remote_code: bool = False,
     adapter: Adapter | None = None,
+    weights: str | None = None,
     **options: Any,
 ) -> nn.Module:
     """Load a language model with its weights, in evaluation mode; :func:`auto_class` says of which kind.
@@ -134,6 +136,7 @@ def load(
         seed: of the random weights.
         trust_remote_code: run the code that comes with a model of the hub or of a folder.
         adapter: put into the model, whose own weights are frozen then.
+        weights: how the matrices of its layers are stored, see :func:`quantise.store_`.
         options: passed on to transformers, such as ``attn_implementation``.
     """
     add_fetched(name)
@@ -142,7 +145,7 @@ def load(
             what = "--random-weights" if random_weights else "--lora or --prefix"
             raise ZeroBlockError(f"{name} is an adapter, which is trained further as it is: leave out {what}")
         base = load(adapters.base_of(name), dtype, device, trust_remote_code=trust_remote_code, **options)
-        return _adapted(base, name, None)
+        return store_(_adapted(base, name, None), weights)
     target = find_device(device)
     kind = precision(dtype, target)
     model: nn.Module
@@ -173,7 +176,9 @@ def load(
         _check(name, report)
         if getattr(model, "_hf_peft_config_loaded", False):
             raise ZeroBlockError(f"{name} is an adapter on the hub: hf download {name} --local-dir DIR, then give DIR")
-    return _adapted(model if is_quantised(model) else model.to(target), name, adapter).eval()
+    if weights is not None and is_quantised(model):
+        raise ZeroBlockError(f"{name} is quantised already: leave out --weights")
+    return store_(_adapted(model if is_quantised(model) else model.to(target), name, adapter).eval(), weights)
 
 
 def auto_class(config: Any) -> Any:
@@ -278,19 +283,9 @@ def tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     if _is_adapter(name) and not (Path(name).expanduser() / "tokenizer_config.json").is_file():
         return tokenizer(adapters.base_of(name), trust_remote_code=trust_remote_code)
     found = _read(AutoTokenizer.from_pretrained, source, "tokenizer", trust_remote_code=trust_remote_code)
-    if name.endswith(".gguf") and found.bos_token_id is not None and _begins_texts(Path(name).expanduser()):
+    if name.endswith(".gguf") and found.bos_token_id is not None and begins_texts(Path(name).expanduser()):
         found.add_bos_token = True  # transformers forgets it, and a base model without it (Gemma 3) knows nothing
     return found
-
-
-def _begins_texts(file: Path) -> bool:
-    """Whether a GGUF file says that every text begins with the BOS token; its whole header takes seconds to read."""
-    key = b"tokenizer.ggml.add_bos_token"
-    boolean = 7  # the type of the value that follows the key
-    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        entry = struct.pack("<Q", len(key)) + key + struct.pack("<I", boolean)
-        place = content.find(entry, 0, MAX_HEADER)
-        return place >= 0 and content[place + len(entry)] == 1
 
 
 def save(model: Any, folder: str | Path, tokenizer: Any = None) -> None:
@@ -306,7 +301,7 @@ def save(model: Any, folder: str | Path, tokenizer: Any = None) -> None:
             adapters.save(model, folder)
         else:
             with _expanded(model):
-                model.save_pretrained(folder)
+                model.save_pretrained(folder, state_dict=values(model) if quantised_layers(model) else None)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
 

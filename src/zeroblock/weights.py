@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from . import block as blocks_of
-from .basis import Basis, Elsewhere, Site
+from .basis import Basis, Elsewhere, Grid, Site
 from .block import Block
 from .direction import Direction, JustInTime, Member, Subtracted, Swapped, Written
 from .errors import ZeroBlockError, ZeroBlockWarning
 from .noise import Distribution, Key, Rounding
 from .ops import DTYPES
+from .quantise import Codes, elements, quantised_layers
 from .shard import Box, Gathering, box_of, is_spread, whole
 from .subspace import Subspace
 
@@ -60,8 +61,13 @@ class Weights:
         total = 0
         for name, param in model.named_parameters():  # frozen ones too: freezing a tensor must not move others' noise
             self.offsets[name] = total
-            total += param.numel()
+            total += elements(param)
         self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        layers = {f"{path}.weight": layer for path, layer in quantised_layers(model).items()}
+        self.quantised = {name: layer for name, layer in layers.items() if name in self.params}
+        """The layers whose integers move, by the names of these."""
+        if self.quantised and restore == "subtract":
+            raise ZeroBlockError("integers cannot be moved back by subtraction: use restore='copy'")
         for name, param in self.params.items():
             _check(name, param, model)
         _say_packed(model, self.params)
@@ -70,7 +76,7 @@ class Weights:
         boxes = {name: box_of(name, param) for name, param in self.params.items()}
         self.boxes: dict[str, Box] = {name: box for name, box in boxes.items() if box is not None}
         """Where the shards of this process lie in their tensors."""
-        self.initial = {name: subspace.initial(param) for name, param in self.params.items()}
+        self.initial = {name: subspace.initial(self.values(name)) for name in self.params}
         self._members: dict[int, tuple[Member, ...]] = {}
         """Those of blocks whose bases never change."""
         self._placed: torch.device | None = None
@@ -91,11 +97,20 @@ class Weights:
             self._placed = first.device
         return self._uniform
 
+    def values(self, name: str) -> Tensor:
+        """The numbers of a tensor, which its integers stand for where it is quantised."""
+        layer = self.quantised.get(name)
+        return self.params[name] if layer is None else layer.expanded()
+
     def basis(self, name: str, turn: int) -> Basis:
         """The basis of a tensor in a turn."""
         param = self.params[name]
         site = Site(self.offsets[name], self.distribution, self.rounding, self.initial[name])
-        basis = self.subspace.basis(param, Key(self.seed, turn * self.interval), site)
+        layer = self.quantised.get(name)
+        shown = param if layer is None else torch.empty(layer.out_features, layer.in_features, device="meta")
+        basis = self.subspace.basis(shown, Key(self.seed, turn * self.interval), site)
+        if layer is not None:
+            return Grid.over(basis, layer)
         if name in self.boxes:
             basis = basis.cut(self.boxes[name])
         if self.fold == 1:
@@ -178,7 +193,7 @@ class Weights:
 
     def numel(self, block: int) -> int:
         """How many weights a block has."""
-        return sum(self.params[name].numel() for name in self.blocks[block].params)
+        return sum(elements(self.params[name]) for name in self.blocks[block].params)
 
     @functools.cached_property
     def largest_layer(self) -> int:
@@ -212,6 +227,8 @@ def _check(name: str, param: Tensor, model: nn.Module) -> None:
     if param.is_meta:
         raise ZeroBlockError(f"{name!r} is on the meta device; load the weights first")
     blocks_of.refuse_packed(name, param)
+    if isinstance(param, Codes):
+        return
     if param.dtype not in DTYPES or (hasattr(param, "__tensor_flatten__") and not is_spread(param)):
         kind = param.dtype if param.dtype not in DTYPES else type(param).__name__
         raise ZeroBlockError(

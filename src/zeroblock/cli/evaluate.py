@@ -12,7 +12,7 @@ from ..train.config import Config
 from .train import Json, Quiet, settings, view
 
 SETTINGS = (
-    "model", "random_weights", "trust_remote_code", "dtype", "device", "task", "data", "data_seed", "turns",
+    "model", "random_weights", "trust_remote_code", "dtype", "weights", "device", "task", "data", "data_seed", "turns",
     "ending", "metric", "max_length", "shots", "calibrate", "max_tokens",
 )  # fmt: skip
 

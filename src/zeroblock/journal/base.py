@@ -14,6 +14,7 @@ from torch import nn
 from .. import adapter
 from .. import model as models
 from ..errors import ZeroBlockError, shown
+from ..quantise import recorded
 from .header import Header
 
 
@@ -74,7 +75,9 @@ class Base:
         """Compare names and shapes with the header, before any memory is taken for the weights."""
         if not self.trust_remote_code and not models.is_stored_quantised(self.name):
             made = adapter.recorded(self.header.extra)
-            self.header.check_order(models.skeleton(self.name, adapter=made))  # which runs no code of the model's
+            self.header.check_order(
+                models.skeleton(self.name, adapter=made, weights=recorded(self.header.extra))
+            )  # which runs no code of the model's
 
     def load(self) -> nn.Module:
         """Load the base weights in the dtype of the run."""
@@ -88,6 +91,7 @@ class Base:
                 seed=self.header.seed,
                 trust_remote_code=self.trust_remote_code,
                 adapter=adapter.recorded(self.header.extra),
+                weights=recorded(self.header.extra),
             )
         if self.run is not None:
             adapter.restart_(loaded, self.run)

@@ -46,7 +46,8 @@ def _not_finite(optimizer: ZeroOrder) -> set[str]:
     return {
         name
         for name, param in optimizer.params.items()
-        if not all(bool(part.isfinite().all()) for part in param.detach().reshape(-1).split(CHUNK_ELEMENTS))
+        if name not in optimizer.weights.quantised  # integers are always finite
+        and not all(bool(part.isfinite().all()) for part in param.detach().reshape(-1).split(CHUNK_ELEMENTS))
     }
 
 

@@ -35,6 +35,7 @@ def write_about(folder: Path, model: nn.Module, optimizer: ZeroOrder | None) -> 
         optimizer: of a zeroth-order method; None for others.
     """
     from ..bench.host import machine
+    from ..quantise import elements
 
     first = next(model.parameters())
     about: dict[str, Any] = {
@@ -43,7 +44,7 @@ def write_about(folder: Path, model: nn.Module, optimizer: ZeroOrder | None) -> 
         "system": platform.platform(),
         "device": str(first.device),
         "dtype": str(first.dtype).removeprefix("torch."),
-        "weights": sum(param.numel() for param in model.parameters()),
+        "weights": sum(map(elements, model.parameters())),
         "versions": {"python": platform.python_version()} | versions(PACKAGES),
     }
     if optimizer is not None:
@@ -51,7 +52,7 @@ def write_about(folder: Path, model: nn.Module, optimizer: ZeroOrder | None) -> 
         about["blocks"] = [
             {
                 "name": block.name,
-                "weights": sum(optimizer.params[name].numel() for name in block.params),
+                "weights": sum(elements(optimizer.params[name]) for name in block.params),
                 "rms": rms,
             }
             for block, rms in zip(optimizer.blocks, block_sizes(optimizer), strict=True)
@@ -61,7 +62,7 @@ def write_about(folder: Path, model: nn.Module, optimizer: ZeroOrder | None) -> 
 
 def block_sizes(optimizer: ZeroOrder) -> list[float | None]:
     """The root mean square of the weights of every block; None where they hold no numbers that can be read."""
-    return [_rms([optimizer.params[name] for name in block.params]) for block in optimizer.blocks]
+    return [_rms([optimizer.weights.values(name) for name in block.params]) for block in optimizer.blocks]
 
 
 def versions(names: tuple[str, ...]) -> dict[str, str]:

@@ -104,6 +104,7 @@ def _loaded(config: Config) -> nn.Module:
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
         adapter=config.adapter,
+        weights=config.weights,
     )
     if cache is not None and sum(param.nbytes for param in module.parameters()) <= MAX_CACHED_BYTES:
         cache.model = (key, module, {name: _copy(param) for name, param in module.named_parameters()})
@@ -118,4 +119,4 @@ def _copy(param: Tensor) -> Tensor:
 def _key(config: Config) -> Key:
     seed = config.seed if config.random_weights else None
     kind = (config.model, config.dtype, config.device, config.random_weights, seed, config.trust_remote_code)
-    return (*kind, config.adapter)
+    return (*kind, config.adapter, config.weights)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, Protocol
 
 from torch import nn
 
+from .. import quantise
 from ..block import by_name as partition_by_name
 from ..errors import ZeroBlockError
 from ..method import METHODS, specimen
@@ -63,13 +65,13 @@ def options(config: Choice) -> dict[str, Any]:
     return given
 
 
-def optimizer(config: Choice, model: nn.Module) -> ZeroOrder:
-    """Build the optimizer of a configuration's method."""
+def optimizer(config: Choice, model: nn.Module, rehearsal: bool = False) -> ZeroOrder:
+    """Build the optimizer of a configuration's method; in a rehearsal the model is a specimen."""
     names = ("lr", "eps", "seed", "weight_decay")
     given = {name: getattr(config, name) for name in names} | options(config)
     if config.fold is None:
         given["fold"] = _fold(METHODS[config.method](specimen(), **_rehearsed(given)), config)
-    return METHODS[config.method](model, **(_rehearsed(given) if model is specimen() else given))
+    return METHODS[config.method](model, **(_rehearsed(given) if rehearsal else given))
 
 
 def _rehearsed(given: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +106,11 @@ def fold_advice(config: Choice, built: ZeroOrder) -> str:
 def check(config: Choice) -> None:
     """Refuse options that the method does not have, before anything is loaded."""
     given = options(config)
+    how: str | None = getattr(config, "weights", None)
+    if how is not None:
+        quantise.check(how)
+        if config.method == "ft":
+            raise ZeroBlockError("ft computes gradients, which integers do not have: leave out --weights")
     if config.method not in METHODS:
         if given:
             raise ZeroBlockError(f"{config.method} takes no {next(iter(given))}")
@@ -115,7 +122,8 @@ def check(config: Choice) -> None:
             raise ZeroBlockError(f"{config.method} takes no {name}") from error
     if config.as_published and config.lr is None:
         raise ZeroBlockError(f"{config.method} as published has a learning rate: give --lr, or leave out as_published")
-    built = optimizer(config, specimen())
+    moved = how if getattr(config, "adapter", None) is None else None  # else the adapter moves
+    built = optimizer(config, quantise.store_(copy.deepcopy(specimen()), moved), rehearsal=True)
     if config.rounding == "stochastic" and built.parts["rounding"] != "stochastic":
         raise ZeroBlockError(
             f"{config.method} as published rounds to the nearest number, as its published code does: leave out "

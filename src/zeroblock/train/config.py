@@ -52,6 +52,7 @@ class Config:
     random_weights: bool = _option(False, "Use random weights in the model's shape, to measure speed.")
     trust_remote_code: bool = _option(False, "Run the Python code that comes with the model.")
     dtype: str = _option("auto", "fp32, bf16, fp16 or fp64; auto is fp32 on the CPU and for ft, else bf16 or fp16.")
+    weights: str | None = _option(None, "Store the layers' matrices as int8 or int4; with :scales only scales move.")
     device: str = _option("auto", "cpu, cuda or cuda:N; auto is the GPU if there is one.")
 
     task: str = _option(

@@ -103,6 +103,8 @@ class Session:
         """For the journal's header: what it takes to make the weights of step 0, besides the name of the base."""
         made = self.config.adapter
         origin: dict[str, Any] = {"adapter": made.record(self.workload.model)} if made else {}
+        if self.config.weights is not None:
+            origin["weights"] = self.config.weights
         dtypes = {param.dtype for param in self.workload.model.parameters()}
         return origin | ({"dtype": self.config.dtype} if len(dtypes) > 1 else {})
 

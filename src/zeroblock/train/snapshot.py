@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .. import atomic
+from .. import atomic, quantise
 from ..errors import ZeroBlockError
 from ..journal import Record
 from ..optimizer import ZeroOrder
@@ -25,6 +25,7 @@ from ..optimizer import ZeroOrder
 WEIGHTS, STATE = "weights.safetensors", "state.pt"
 CHUNK_BYTES = 1 << 24
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+DTYPES[quantise.BYTES] = "F8_E4M3"
 """The names of dtypes in a safetensors file."""
 
 
