@@ -131,6 +131,33 @@ def check_shards(sharded: bool, rule: Rule, estimator: Estimator) -> None:
         raise ZeroBlockError("an anchor is a copy of whole tensors: keep the weights whole on every process")
 
 
+def check_state(optimizer: Any, state_dict: dict[str, Any]) -> None:
+    """Refuse a state that another optimizer saved."""
+    if "parts" not in state_dict:
+        raise ZeroBlockError("this state is not one of ZeroOrder.state_dict()")
+    for what, mine, theirs in [
+        ("seed", optimizer.seed, state_dict["seed"]),
+        ("number of blocks", len(optimizer.blocks), len(state_dict["scores"])),
+        ("restore", optimizer.restore, state_dict.get("restore", optimizer.restore)),
+        *both_parts(optimizer.parts, state_dict["parts"]),
+    ]:
+        if mine != theirs:
+            raise ZeroBlockError(f"the state was saved with {what} {theirs}, this optimizer has {mine}")
+    for block, saved in zip(optimizer.blocks, state_dict.get("blocks", ()), strict=False):
+        if (block.name, *block.params) != tuple(saved):
+            raise ZeroBlockError(f"the state's block {saved[0]!r} is not this optimizer's: it has other parameters")
+    if state_dict.get("shards", {}) != optimizer.weights.layout():
+        raise ZeroBlockError(
+            "the state is that of other shards: every process loads the state that it saved, with as many "
+            "processes and the same placements; with others, continue from the journal, which has no shards"
+        )
+    if set(state_dict["thresholds"]) != set(optimizer.params):
+        raise ZeroBlockError("the state's parameters are not this model's trainable parameters")
+    unknown_names = set(state_dict["state"]) - set(optimizer.params)
+    if unknown_names:
+        raise ZeroBlockError(f"the state has parameters this model lacks, one being {min(unknown_names)!r}")
+
+
 def partition_name(partition: object) -> str:
     """A partition in words: a function's name with its options, or "explicit" for a list of blocks."""
     if isinstance(partition, functools.partial):

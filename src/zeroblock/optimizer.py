@@ -19,12 +19,12 @@ from .block import Block, Partition
 from .closure import Closure, without_gradients
 from .composition import (
     Fixed,
-    both_parts,
     check,
     check_anchor,
     check_model,
     check_numbers,
     check_shards,
+    check_state,
     count,
     facts_of,
     parts_of,
@@ -35,6 +35,7 @@ from .exclusive import exclusive
 from .interrupt import uninterrupted
 from .noise import Distribution, Key, Rounding
 from .patience import Patience
+from .plan import Plan
 from .ranks import Parallel, Ranks, Team
 from .record import Record
 from .rule import SGD, Rule
@@ -43,7 +44,7 @@ from .run.queue import Queue
 from .schedule import Schedule, Shuffled
 from .shard import refuse_apart
 from .state import State
-from .step import Plan, objective_of
+from .step import objective_of
 from .subspace import Full, Subspace
 from .turn import Turn, Turns
 from .watch import Watch
@@ -361,29 +362,7 @@ class ZeroOrder(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
         """Continue where ``state_dict()`` was taken, bit for bit, given the weights of that moment."""
         self.flush()
-        if "parts" not in state_dict:
-            raise ZeroBlockError("this state is not one of ZeroOrder.state_dict()")
-        for what, mine, theirs in [
-            ("seed", self.seed, state_dict["seed"]),
-            ("number of blocks", len(self.blocks), len(state_dict["scores"])),
-            ("restore", self.restore, state_dict.get("restore", self.restore)),
-            *both_parts(self.parts, state_dict["parts"]),
-        ]:
-            if mine != theirs:
-                raise ZeroBlockError(f"the state was saved with {what} {theirs}, this optimizer has {mine}")
-        for block, saved in zip(self.blocks, state_dict.get("blocks", ()), strict=False):
-            if (block.name, *block.params) != tuple(saved):
-                raise ZeroBlockError(f"the state's block {saved[0]!r} is not this optimizer's: it has other parameters")
-        if state_dict.get("shards", {}) != self.weights.layout():
-            raise ZeroBlockError(
-                "the state is that of other shards: every process loads the state that it saved, with as many "
-                "processes and the same placements; with others, continue from the journal, which has no shards"
-            )
-        if set(state_dict["thresholds"]) != set(self.params):
-            raise ZeroBlockError("the state's parameters are not this model's trainable parameters")
-        unknown_names = set(state_dict["state"]) - set(self.params)
-        if unknown_names:
-            raise ZeroBlockError(f"the state has parameters this model lacks, one being {min(unknown_names)!r}")
+        check_state(self, state_dict)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
         self.weight_decay = self.param_groups[0]["weight_decay"]

@@ -14,7 +14,6 @@ import abc
 import contextlib
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -22,18 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from .closure import Closure, value_of
-from .direction import Direction, Member, Point, visit
+from .direction import Member, Point, visit
 from .errors import ZeroBlockError
-from .estimator import Estimator
-from .noise import Key
 from .number import Numbers
-from .ranks import Team
+from .plan import Plan
 from .ranks.message import common_unit, mean
-from .record import Record
-from .rule import Move, Rule
-from .state import State
-from .turn import Turn, clamped
-from .weights import Decays, Weights
 
 
 class Objective(abc.ABC):
@@ -244,157 +236,3 @@ def objective_of(closure: Closure | Sequence[Closure] | None, alone: bool = True
         "step() needs a closure, a function of no arguments that returns the loss, or a list of them; got "
         f"{type(closure).__name__}"
     )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
-    """One step, decided but not taken.
-
-    Args:
-        turn: which step of which turn, on which block.
-        lr: learning rate.
-        weights: the tensors of every block.
-        members: those of the active blocks, block after block.
-        estimator: from losses to coefficients.
-        rule: from coefficients to a step.
-        state: the rule's.
-        clip: updates take coefficients clamped to ±clip.
-        weight_decay: λ.
-        decays: which tensors λ applies to.
-        team: the processes that take the step together, where there are several.
-        clock: (2,) int64 on the device: the step and the first step of its turn, which captured kernels read there.
-    """
-
-    turn: Turn
-    lr: float
-    weights: Weights
-    members: tuple[Member, ...]
-    estimator: Estimator
-    rule: Rule
-    state: State
-    clip: float | None
-    weight_decay: float
-    decays: Decays
-    team: Team | None = None
-    clock: Tensor | None = None
-
-    @functools.cached_property
-    def directions(self) -> tuple[Direction, ...]:
-        """One per probe, from θ and, where the estimator wants them, from the anchor."""
-        paired, several = not self.rule.state, bool(self.turn.others)  # moments take enough memory
-        keys = [self.key.to(probe=probe) for probe in range(self.estimator.probes)]
-        shaped = self.rule.shaped(self.members, self.state)
-        origins = (shaped, self.weights.anchored(shaped)) if self.estimator.anchored else (shaped,)
-        return tuple(self.weights.direction(key, members, paired, several) for members in origins for key in keys)
-
-    @functools.cached_property
-    def points(self) -> tuple[Point, ...]:
-        """Where the objective is measured."""
-        return tuple(self.estimator.points(self.directions))
-
-    @functools.cached_property
-    def mine(self) -> tuple[tuple[Point, ...], ...]:
-        """The points that this process measures, in the groups that are measured together."""
-        groups = (range(len(self.points)),) if self.team is None else self.team.mine(self.points)
-        return tuple(tuple(self.points[i] for i in group) for group in groups)
-
-    @property
-    def measured(self) -> tuple[Point, ...]:
-        """The points that this process measures; on a GPU all of them together."""
-        return tuple(itertools.chain.from_iterable(self.mine))
-
-    def amount(self, weight: tuple[str, float] | None) -> float:
-        """How much this process's losses count among those of all; see :meth:`ranks.Team.amount`."""
-        return 1.0 if self.team is None else self.team.amount(weight)
-
-    @property
-    def key(self) -> Key:
-        """The address of this step's noise."""
-        return Key(self.weights.seed, self.turn.step, clock=self.clock)
-
-    @functools.cached_property
-    def capturable(self) -> bool:
-        """Whether the step needs no number on the host: then it can be submitted, and captured as a graph."""
-        return (
-            all(self.rule.capturable(member) and member.basis.capturable for member in self.members)
-            and (not self.rule.state or self.rule.reset)  # the device counts the steps of one turn
-            and self.weights.restore == "copy"
-            and not self.weight_decay
-            and self.weights.capturable
-            and all(factor == 1 for _, factor in self.turn.others)  # a captured step has one learning rate
-        )
-
-    @property
-    def memory(self) -> tuple[object, ...]:
-        """The estimator, clip, the block, and the addresses and numbers that are fixed in a captured step."""
-        places = ((member.param.data_ptr(), *member.basis.memory()) for member in self.members)
-        return (self.estimator, self.clip, self.turn.block, self.turn.others, *places, *self.state.memory(self.members))
-
-    def clocked(self, clock: Tensor) -> Plan:
-        """The same plan with its noise addressed by a clock on the device; see :class:`noise.Key`."""
-        members = tuple(member._replace(basis=member.basis.clocked(clock)) for member in self.members)
-        return dataclasses.replace(self, members=members, clock=clock)
-
-    def prepare(self) -> None:
-        """Make the state that outlives the step, before the step runs on the device."""
-        self.state.prepare(self.members, self.rule.factors, self.weights.interval)
-
-    def gather(self, losses: Tensor, objective: Objective) -> Tensor:
-        """(points,) the losses of all processes.
-
-        Args:
-            losses: (points,) of this process, if it is alone; (micro-batches, points of ``mine``) if there are others.
-            objective: whose micro-batches these are.
-        """
-        if self.team is None:
-            return losses
-        return self.team.gather(self.points, losses, [part.weight for part in objective.parts], self.turn.step)
-
-    def gather_on_device(self, losses: Tensor, amount: Tensor, live: bool = True) -> Tensor:
-        """The same where the losses stay on the device; ``amount`` is (1,) there, see :meth:`ranks.Team.submit`."""
-        return losses if self.team is None else self.team.submit(self.points, losses, amount, live)
-
-    def shape(self, losses: Tensor) -> Numbers:
-        """From the losses to the coefficients, on whatever device they are."""
-        losses = losses.double()
-        return Numbers.of(self.estimator.loss(losses), losses, self.estimator.coeffs(losses).float())
-
-    def update(self, coeffs: Sequence[float], curvatures: Sequence[float] = ()) -> None:
-        """θ ← θ - lr·Pδ, with coefficients (and curvatures, where they are measured) on the host."""
-        self.weights.release()
-        shares = [c / len(coeffs) for c in self.weighed(coeffs, self.turn.block)]
-        for factor, members in self.weights.grouped(self.members, self.turn.active):
-            lr = self.lr * factor
-            move = Move(self.key, shares, lr, functools.partial(self._decay, lr), curvatures=curvatures)
-            self.rule.update_(members, self.state, move)
-        self.state.wind()
-
-    def weighed(self, coeffs: Sequence[float], block: int) -> tuple[float, ...]:
-        """The coefficients that a step on a block takes for the measured ones; the rule remembers them."""
-        return tuple(self.state.weigh(self.rule, clamped(coeffs, self.clip), block))
-
-    def update_on_device(self, coeffs: Tensor, lr: Tensor, live: Tensor) -> None:
-        """The same with coefficients that stay on the device; if one is not finite, nothing moves.
-
-        Args:
-            coeffs: (probes,) fp64.
-            lr: (1,) fp64.
-            live: (1,) zero in a trial run, which moves nothing.
-        """
-        taken = coeffs.isfinite().all() & (live != 0)
-        clipped = coeffs if self.clip is None else coeffs.clamp(-self.clip, self.clip)
-        weighed = self.rule.weigh_on_device(clipped, taken, self.state.table, self.turn.block)
-        shares = torch.where(taken, weighed / len(coeffs), 0.0)
-        decay = functools.partial(self._decay, self.lr)
-        self.rule.update_(self.members, self.state, Move(self.key, shares, lr, decay, taken))
-
-    def _decay(self, lr: float, member: Member) -> float:
-        decays = self.weight_decay and self.decays(member.name, member.param)
-        return 1 - lr * self.weight_decay if decays else 1.0
-
-    def record(self, numbers: Numbers) -> Record:
-        """The step's record; ``numbers`` are on the host."""
-        losses, coeffs = tuple(numbers.losses.tolist()), tuple(numbers.coeffs.tolist())
-        known = self.estimator.recall(self.turn.step)
-        curvatures = known.curvatures if known else tuple(self.estimator.curvatures(numbers.losses).tolist())
-        return Record(self.turn.step, self.turn.block, coeffs, self.lr, losses, float(numbers.loss), curvatures)

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from .direction import UNREAD, UNREAD_FIX
 from .errors import ZeroBlockError, ZeroBlockWarning
+from .plan import Plan
 from .reads import Reading, watched
 from .record import Record
-from .step import Objective, Plan
+from .step import Objective
 from .weights import Weights, adapted, hidden
 
 ZERO_STEPS = 32

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 import zeroblock as zb
 from toy import same
-from zeroblock.engine.fork import Anatomy, ForkError, forking
+from zeroblock.engine.anatomy import Anatomy, ForkError
+from zeroblock.engine.fork import forking
 from zeroblock.method import METHODS
 from zeroblock.turn import Turn
 

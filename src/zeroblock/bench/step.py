@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..block import layers
-from ..engine.fork import ForkError
+from ..engine.anatomy import ForkError
 from ..errors import ZeroBlockError, ZeroBlockWarning
 from . import host, variant
 from .batch import Batch, Load, Pool

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from ..engine import Engine
-from ..engine.fork import ForkError
+from ..engine.anatomy import ForkError
 from ..errors import unknown
 from ..method import METHODS, get, specimen
 from ..optimizer import ZeroOrder

@@ -19,9 +19,10 @@ from ..errors import ZeroBlockWarning
 from ..exclusive import exclusive
 from ..run.graph import Graphs
 from ..step import Call, Tape
+from .anatomy import Anatomy, ForkError
 from .attention import attending, configs
 from .cut import Cuts, cutting, first, given, named
-from .fork import Anatomy, ForkError, forking
+from .fork import forking
 from .fuse import Fusions
 from .held import Prefix
 from .pack import Padded, Row

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from ..direction import Member
 from ..interrupt import uninterrupted
+from .anatomy import Anatomy
 from .cut import Cuts, Forward, first, hidden_of, put
-from .fork import Anatomy, restore
+from .fork import restore
 from .pack import Row
 
 

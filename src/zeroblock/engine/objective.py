@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from ..closure import evaluation
 from ..direction import Member, Point
 from ..exclusive import BusyError, exclusive
-from ..step import Call, Objective, Plan, Staged, Tape
-from .fork import ForkError, scratch
+from ..plan import Plan
+from ..step import Call, Objective, Staged, Tape
+from .anatomy import ForkError
+from .fork import scratch
 from .forward import Forward
 from .pack import Padded, Row
 

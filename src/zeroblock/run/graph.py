@@ -21,7 +21,8 @@ from torch import Tensor
 from ..closure import evaluation
 from ..errors import ZeroBlockWarning
 from ..number import Numbers
-from ..step import Plan, Staged
+from ..plan import Plan
+from ..step import Staged
 from .tape import Ends, FinishedError, Frame, Opening, Piece, Recorder, capture, stretches
 
 MAX_CAPTURED_WORK = 1e13

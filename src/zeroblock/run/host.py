@@ -13,8 +13,9 @@ from ..errors import ZeroBlockError
 from ..exclusive import exclusive
 from ..interrupt import Shield
 from ..number import Numbers
+from ..plan import Plan
 from ..reads import BACKWARD
-from ..step import Objective, Plan
+from ..step import Objective
 
 
 def run(plan: Plan, objective: Objective, shield: Shield) -> Numbers:
@@ -42,7 +43,7 @@ def measure(plan: Plan, objective: Objective, shield: Shield | None = None) -> N
             losses = _losses(plan, objective) if plan.team is None else _shared_losses(plan, objective)
         if _grads(plan) > grads:
             raise ZeroBlockError(BACKWARD)
-    return plan.shape(plan.gather(losses, objective))
+    return plan.shape(plan.gather(losses, [part.weight for part in objective.parts]))
 
 
 def _losses(plan: Plan, objective: Objective) -> Tensor:

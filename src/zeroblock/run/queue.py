@@ -10,8 +10,8 @@ import torch
 
 from ..interrupt import uninterrupted
 from ..number import Numbers
+from ..plan import Plan
 from ..record import Record
-from ..step import Plan
 
 MAX_STEPS = 64
 """Submitted steps that may be under way before the host waits for the oldest."""

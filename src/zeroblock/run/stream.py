@@ -9,7 +9,8 @@ import torch
 from ..closure import evaluation
 from ..exclusive import exclusive
 from ..number import Numbers
-from ..step import Objective, Plan
+from ..plan import Plan
+from ..step import Objective
 
 
 def run(plan: Plan, objective: Objective) -> Numbers | None:
