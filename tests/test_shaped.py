@@ -261,3 +261,22 @@ def test_what_cannot_work_is_refused() -> None:
     ):
         with pytest.raises(zb.ZeroBlockError, match="must"):
             build()
+
+
+def test_a_forward_pass_in_autocast_measures_in_single_precision() -> None:
+    """The product of a frame is made while the model runs, which may be in autocast."""
+    losses = []
+    for context in (torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False)):
+        model = Tiny()
+        optimizer = zb.zo_muon(model, 1e-2, rank=3, probes=1)
+        copies = []
+
+        def objective(model: nn.Module = model, copies: list[Tensor] = copies) -> float:
+            copies.append(nn.functional.embedding(torch.arange(7), model.embed.weight).detach().clone())
+            return float(len(copies))
+
+        with context:
+            optimizer.step(objective)
+        losses.append(copies)
+    assert torch.equal(losses[0][1], losses[1][1])
+    assert not torch.equal(losses[0][0], losses[0][1])

@@ -85,16 +85,19 @@ class Framed(Held):
             return copy
         m, n = self.shape
         rows = max(1, 4096 // n, min(CHUNK // n, m // 16))  # a sixteenth of a large tensor at most
-        for a in range(0, m, rows):
-            part, lifted = copy.view(-1)[a * n : (a + rows) * n], self.left[a : a + rows] @ z
-            ops.add_(part, lifted, self.gain, self.draw(bits).at(a * n), rounding=self.rounding, flip=flip)
+        with torch.autocast(copy.device.type, enabled=False):  # a forward pass may be in it
+            for a in range(0, m, rows):
+                part, lifted = copy.view(-1)[a * n : (a + rows) * n], self.left[a : a + rows] @ z
+                ops.add_(part, lifted, self.gain, self.draw(bits).at(a * n), rounding=self.rounding, flip=flip)
         return copy
 
     def transport(self, state: Tensor, old: Basis) -> Tensor:
         """The part of an old step that lies between the new frames: (UᵀU_old) z (V_oldᵀV)."""
         assert isinstance(old, Framed)  # the same subspace made both
-        z = self.left.T @ old.left @ state.view(self.grid)
-        return (z @ (old.right.T @ self.right) if self.both else z).reshape(-1)
+        z = self.left.T.double() @ old.left.double() @ state.view(self.grid).double()
+        if self.both:
+            z = z @ (old.right.T.double() @ self.right.double())
+        return z.float().reshape(-1)
 
     def empty(self, device: torch.device) -> Tensor | None:
         return super().empty(device) if self.both else None
