@@ -6,6 +6,7 @@ nothing but the function that gives the noise of an address.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import stranger
 import zeroblock as zb
 from toy import Tiny, distance, next_token, same, snapshot
 from zeroblock.noise import Distribution, Draw, Key
@@ -179,6 +181,24 @@ def test_adamezo_is_adam_while_its_window_lasts() -> None:
                 optimizer.step(next_token(optimizer.model))
         pairs = zip(snapshot(model).values(), snapshot(twin.model).values(), strict=True)
         assert (max(float((a - b).abs().max()) for a, b in pairs) < 1e-4) == alike
+
+
+@pytest.mark.parametrize("subspace", [zb.LowRank(2), zb.Bernoulli(0.5), stranger.Axis()], ids=repr)
+def test_estimates_of_earlier_turns_follow_the_basis_and_replay(subspace: Any) -> None:
+    """Or are forgotten, where a basis does not say how."""
+    build = functools.partial(zb.adamezo, lr=1e-3, window=4, interval=3, subspace=subspace, probes=2)
+    model, again, records = Tiny(dtype=torch.bfloat16), Tiny(dtype=torch.bfloat16), []
+    optimizer = build(model)
+    for _ in range(9):
+        optimizer.step(next_token(model))
+        records.append(optimizer.record)
+    zb.replay(build(again), records)
+    assert same(snapshot(model), snapshot(again))
+    past = optimizer.state_dict()["state"]["layers.0.up.weight"]["past"]
+    assert [step for _, step, _ in past] == [8, 7, 6]
+    optimizer.step(next_token(model))
+    past = optimizer.state_dict()["state"]["layers.0.up.weight"]["past"]
+    assert [step for _, step, _ in past] == ([9] if isinstance(subspace, stranger.Axis) else [9, 8, 7])
 
 
 @both_partitions

@@ -142,6 +142,9 @@ def test_memory_of_opt_125m_by_hand(tmp_path: Path) -> None:
         "mezo_bcd": weights + table,
         "mezo_adam": weights + table + 2 * weights,
         "mezo_bcd_adam": weights + table + 2 * table,
+        **dict.fromkeys(("fzoo", "fzoo_bcd", "mezo_greedy", "adamezo"), weights + table),
+        "eggroll": weights + 50_272 + 768,
+        "mezo_svrg": weights + table + weights,
     }
     assert {need["method"]: need["total"] for need in found["theory"]} == totals
     assert found["theory"][0]["total_bytes"] == 2 * totals["mezo"]

@@ -62,14 +62,8 @@ class Factored(Basis):
     def behind(self) -> bool:
         return self.held is not None
 
-    def factor(
-        self,
-        device: torch.device,
-        scale: float = 1.0,
-        dtype: torch.dtype = torch.float32,
-        key: Key | None = None,
-    ) -> Tensor:
-        """scale·V, (n, r), drawn anew; the same for every probe."""
+    def factor(self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+        """scale·V, (n, r), drawn anew."""
         out = torch.empty((self.shape[1], self.rank), dtype=dtype, device=device)
         return ops.fill_(out, self._draw(self.key.to(stream=BASIS)), scale)
 

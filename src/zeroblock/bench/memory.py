@@ -7,9 +7,12 @@ perturbations are drawn, used and dropped one tensor at a time.
     SparseMeZO   Σ|W_ℓ| + max|W_ℓ| (noise) + max|W_ℓ| (mask)
     LOZO         Σ|W_ℓ| + max m_ℓ·r (U) + Σ n_ℓ·r (V)
     MeZO-BCD     Σ|W_ℓ| + max over the block's |W_ℓ|
+    EGGROLL      Σ|W_ℓ| + max (m_ℓ + n_ℓ)·r (A and B of one member), r = 1
+    MeZO-SVRG    2·Σ|W_ℓ| + max|W_ℓ|
 
-Adam adds two moments: of every weight, or of the largest block's for MeZO-BCD.  The
-table leaves activations out; :func:`forward` gives the size of the two largest.
+FZOO, MeZO-Greedy and AdaMeZO need what MeZO needs.  Adam adds two moments: of every weight, or of
+the largest block's for MeZO-BCD.  The table leaves activations out; :func:`forward` gives the size
+of the two largest.
 """
 
 from __future__ import annotations
@@ -105,6 +108,12 @@ def table(model: nn.Module, bytes_each: int, rank: int = 2) -> list[Need]:
         need("mezo_bcd", in_block),
         need("mezo_adam", largest, 2 * sum(sizes.values())),
         need("mezo_bcd_adam", in_block, 2 * block),
+        need("fzoo", largest),
+        need("fzoo_bcd", in_block),
+        need("eggroll", max(m + n for m, n in matrices)),
+        need("mezo_greedy", largest),
+        need("adamezo", largest),
+        need("mezo_svrg", largest, sum(sizes.values())),
     ]
 
 

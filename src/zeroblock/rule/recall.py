@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..direction import Member
@@ -26,7 +25,8 @@ Entry = tuple[int, int, tuple[float, ...]]
 class Recall(Rule):
     """A rule whose ``delta`` finds earlier estimates in ``state["past"]``, (steps, span), the newest first.
 
-    They are of the same block, each expressed in the basis of this turn.  What is kept per tensor is a short tuple of
+    They are of the same block, each expressed in the basis of this turn; where a basis cannot tell how, those of
+    earlier turns are forgotten.  What is kept per tensor is a short tuple of
     numbers, part of the state dict, so that it is saved, resumed and replayed.
     """
 
@@ -49,15 +49,15 @@ class Recall(Rule):
         name, param, basis = member
         own["t"] += 1
         past: tuple[Entry, ...] = own.get("past", ())
+        past = tuple(one for one in past if one[0] == state.turn or basis.carries)
         bases = [basis if turn == state.turn else state.basis_of(name, turn) for turn, _, _ in past]
         for span in basis.spans():
             g = basis.combined(param, move.key, move.shares, span)
-            earlier = [
-                basis.transport(old.combined(param, move.key.to(step=step), shares, span), old)
-                for old, (_, step, shares) in zip(bases, past, strict=True)
-            ]
-            known = {"past": torch.stack(earlier) if earlier else g.new_empty((0, *g.shape))}
-            delta = self.delta(g, known, own["t"])
+            earlier = g.new_empty((len(past), *g.shape))
+            for row, old, (_, step, shares) in zip(earlier, bases, past, strict=True):
+                g_old = old.combined(param, move.key.to(step=step), shares, span)
+                row.copy_(g_old if old is basis else basis.transport(g_old, old))
+            delta = self.delta(g, {"past": earlier}, own["t"])
             basis.lift_(param, delta, span, -float(move.lr), move.key, move.decay(member))
         own["past"] = self.remembered(past, (state.turn, move.key.step, tuple(map(float, move.shares))))
 
