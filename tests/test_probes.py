@@ -21,6 +21,7 @@ import zeroblock as zb
 from toy import Tiny, distance, next_token, same, snapshot
 from zeroblock.noise import Distribution, Draw, Key
 from zeroblock.ops import normal
+from zeroblock.train.learner import ZerothOrder
 
 SEED, EPS, STEPS = 4, 1e-3, 18
 Vectors = dict[str, Tensor]
@@ -235,6 +236,12 @@ def test_an_anchor_is_asked_for_at_the_beginning_of_a_turn_alone() -> None:
         assert worth == (5 if asked[-1] == "large" else 0)
     turn = ["large"] * 2 + ["small"] * 8
     assert asked == [*turn, *turn, "large", "large"]
+    learner = ZerothOrder(zb.mezo_svrg(model, interval=2, batches=5), lambda record: None)
+    joined = []
+    for _ in range(3):
+        joined.append(learner.batches)  # as many as ``zeroblock train`` joins
+        learner.step([next_token(model)], 1e-3)
+    assert joined == [5, 1, 5]
     assert zb.mezo_bcd(Tiny()).anchoring == 0
     for options in ({"restore": "subtract"}, {"subspace": zb.LowRank(2), "interval": 4, "fold": 2}):
         with pytest.raises(zb.ZeroBlockError, match="leave"):
