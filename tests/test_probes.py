@@ -6,6 +6,7 @@ nothing but the function that gives the noise of an address.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -15,10 +16,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import stranger
 import zeroblock as zb
 from toy import Tiny, distance, next_token, same, snapshot
 from zeroblock.noise import Distribution, Draw, Key
 from zeroblock.ops import normal
+from zeroblock.train.learner import ZerothOrder
 
 SEED, EPS, STEPS = 4, 1e-3, 18
 Vectors = dict[str, Tensor]
@@ -181,6 +184,24 @@ def test_adamezo_is_adam_while_its_window_lasts() -> None:
         assert (max(float((a - b).abs().max()) for a, b in pairs) < 1e-4) == alike
 
 
+@pytest.mark.parametrize("subspace", [zb.LowRank(2), zb.Bernoulli(0.5), stranger.Axis()], ids=repr)
+def test_estimates_of_earlier_turns_follow_the_basis_and_replay(subspace: Any) -> None:
+    """Or are forgotten, where a basis does not say how."""
+    build = functools.partial(zb.adamezo, lr=1e-3, window=4, interval=3, subspace=subspace, probes=2)
+    model, again, records = Tiny(dtype=torch.bfloat16), Tiny(dtype=torch.bfloat16), []
+    optimizer = build(model)
+    for _ in range(9):
+        optimizer.step(next_token(model))
+        records.append(optimizer.record)
+    zb.replay(build(again), records)
+    assert same(snapshot(model), snapshot(again))
+    past = optimizer.state_dict()["state"]["layers.0.up.weight"]["past"]
+    assert [step for _, step, _ in past] == [8, 7, 6]
+    optimizer.step(next_token(model))
+    past = optimizer.state_dict()["state"]["layers.0.up.weight"]["past"]
+    assert [step for _, step, _ in past] == ([9] if isinstance(subspace, stranger.Axis) else [9, 8, 7])
+
+
 @both_partitions
 @pytest.mark.parametrize("boost", [1.0, 3.0])
 def test_mezo_svrg(partition: Any, boost: float) -> None:
@@ -215,6 +236,12 @@ def test_an_anchor_is_asked_for_at_the_beginning_of_a_turn_alone() -> None:
         assert worth == (5 if asked[-1] == "large" else 0)
     turn = ["large"] * 2 + ["small"] * 8
     assert asked == [*turn, *turn, "large", "large"]
+    learner = ZerothOrder(zb.mezo_svrg(model, interval=2, batches=5), lambda record: None)
+    joined = []
+    for _ in range(3):
+        joined.append(learner.batches)  # as many as ``zeroblock train`` joins
+        learner.step([next_token(model)], 1e-3)
+    assert joined == [5, 1, 5]
     assert zb.mezo_bcd(Tiny()).anchoring == 0
     for options in ({"restore": "subtract"}, {"subspace": zb.LowRank(2), "interval": 4, "fold": 2}):
         with pytest.raises(zb.ZeroBlockError, match="leave"):

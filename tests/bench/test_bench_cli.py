@@ -147,6 +147,9 @@ def test_memory_of_opt_125m_by_hand(tmp_path: Path) -> None:
         "conmezo": 2 * weights + table,
         "subzero": weights + table + 64 * (rows + matrices),
         "zo_muon": weights + table + 64 * (rows + 4 * matrices),
+        **dict.fromkeys(("fzoo", "fzoo_bcd", "mezo_greedy", "adamezo"), weights + table),
+        "eggroll": weights + 50_272 + 768,
+        "mezo_svrg": weights + table + weights,
     }
     assert {need["method"]: need["kept_here"] for need in found["theory"]}["zo_muon"] == 4 * 64 * rows
     assert {need["method"]: need["total"] for need in found["theory"]} == totals

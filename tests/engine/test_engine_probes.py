@@ -63,7 +63,10 @@ def test_probes_share_the_prefix_and_are_split_where_rows_get_long(llama, method
 
 @pytest.mark.parametrize("name", ["opt", "gpt2", "mixtral"])
 def test_outer_products_are_measured_beside_the_matrices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Embeddings, linear layers and transposed ones; experts hold several matrices in one tensor, which is copied."""
+    """Embeddings, linear layers and transposed ones.
+
+    Experts hold several matrices in one tensor, and OPT's positions are shifted: these are copied.
+    """
     model = decoder(name)
     engine = Engine(model)
     objective = engine.objective(BATCH, LABELS)
@@ -73,7 +76,7 @@ def test_outer_products_are_measured_beside_the_matrices(name: str, monkeypatch:
     monkeypatch.setattr(OuterProduct, "perturbed", lambda *args: copies.append(args) or perturbed(*args))
     for block in range(len(optimizer.blocks)):
         forked, copied = at(optimizer, block, objective), len(copies)
-        assert not copied or name == "mixtral"
+        assert not copied or name == "mixtral" or "positions" in optimizer.blocks[block].name
         torch.testing.assert_close(forked, at(optimizer, block, objective, sequential=True), rtol=0, atol=5e-6)
         copies.clear()
 

@@ -55,8 +55,11 @@ def follow(build: Any, path: Path, dtype: torch.dtype) -> tuple[dict[str, torch.
     assert same(snapshot(again), snapshot(model))
     assert not same(snapshot(again), middle)
     # the losses, which the file does not store, come out to a part of what a perturbation changes
+    told = isinstance(optimizer.estimator, (zb.TwoSided, zb.OneSided))  # others shape coefficients further
     for ours, theirs in zip(records, contents.records, strict=True):
-        if ours.finite:
+        if not told:
+            assert theirs.losses == ()
+        elif ours.finite:
             assert theirs.losses == pytest.approx(ours.losses, abs=1e-6 * 1e-3 * max(map(abs, ours.coeffs)) + 1e-15)
     # and the run goes on as if it had never stopped
     optimizer.step(loss)

@@ -111,11 +111,6 @@ class Basis(abc.ABC):
         return None
 
     @property
-    def own_factor(self) -> bool:
-        """Whether ``factor`` is another one for every probe, and needs its key."""
-        return False
-
-    @property
     @abc.abstractmethod
     def size(self) -> int:
         """Number of coordinates."""
@@ -193,15 +188,12 @@ class Basis(abc.ABC):
         """Addresses of tensors and values of numbers that a captured step of this basis would hold on to."""
         return ()
 
-    def factor(
-        self,
-        device: torch.device,
-        scale: float = 1.0,
-        dtype: torch.dtype = torch.float32,
-        key: Key | None = None,
-    ) -> Tensor:
-        """scale·V, (n, r), of the probe at ``key`` where it has one of its own; asked of bases with a ``factor_shape``
-        only."""
+    def probed(self, key: Key) -> Basis:
+        """This basis with the factor of the probe at ``key``, where every probe has one of its own; else itself."""
+        return self
+
+    def factor(self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+        """scale·V, (n, r); asked of bases with a ``factor_shape`` only."""
         raise TypeError(f"{type(self).__name__} has no factors")
 
     def coordinates_(self, out: Tensor, key: Key, scale: float, share: float = 1.0) -> Tensor:

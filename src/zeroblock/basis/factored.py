@@ -61,10 +61,8 @@ class Factored(Held):
     def factor_shape(self) -> tuple[int, int]:
         return self.shape[1], self.rank
 
-    def factor(
-        self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32, key: Key | None = None
-    ) -> Tensor:
-        """scale·V, (n, r), drawn anew; the same for every probe."""
+    def factor(self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+        """scale·V, (n, r), drawn anew."""
         v = self._whole_factor(device, scale, dtype)
         return v if self.box is None else self.box.columns(v)
 

@@ -64,9 +64,7 @@ class Framed(Held):
         """V, (n, r)."""
         return self._frame(self.shape[1], 0)
 
-    def factor(
-        self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32, key: Key | None = None
-    ) -> Tensor:
+    def factor(self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
         """scale·V, (n, r)."""
         return (self.right * scale).to(device, dtype)
 

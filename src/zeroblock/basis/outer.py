@@ -29,13 +29,15 @@ class OuterProduct(Basis):
         shape: m and n.
         rank: r.
         site: where the tensor lies.
+        key: addresses the probe whose ``factor`` B is; see :meth:`probed`.
     """
 
     shape: tuple[int, int]
     rank: int
     site: Site
+    key: Key | None = None
 
-    capturable = carries = own_factor = True
+    capturable = carries = True
 
     @property
     def size(self) -> int:
@@ -57,17 +59,14 @@ class OuterProduct(Basis):
     def spans(self) -> Iterator[slice]:
         return self.dense.spans()
 
-    def factor(
-        self,
-        device: torch.device,
-        scale: float = 1.0,
-        dtype: torch.dtype = torch.float32,
-        key: Key | None = None,
-    ) -> Tensor:
-        """scale·B/√r of the probe at ``key``, (n, r)."""
-        assert key is not None
+    def probed(self, key: Key) -> OuterProduct:
+        return dataclasses.replace(self, key=key)
+
+    def factor(self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+        """scale·B/√r of the probe, (n, r)."""
+        assert self.key is not None
         out = torch.empty((self.shape[1], self.rank), dtype=dtype, device=device)
-        return ops.fill_(out, self._draw(key.to(probe=key.probe + RIGHT)), scale / math.sqrt(self.rank))
+        return ops.fill_(out, self._draw(self.key.to(probe=self.key.probe + RIGHT)), scale / math.sqrt(self.rank))
 
     def coordinates_(self, out: Tensor, key: Key, scale: float, share: float = 1.0) -> Tensor:
         """out ← share·scale·A, (m, r) of any dtype."""
@@ -76,7 +75,7 @@ class OuterProduct(Basis):
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
         bits = key.to(probe=key.probe + 1)  # other rounding bits than the update's, which are those of probe 0
-        a, b = self._left(key, eps, param.device), self.factor(param.device, key=key)
+        a, b = self._left(key, eps, param.device), self.probed(key).factor(param.device)
         return ops.add_outer_(copy, a, b, 1.0, self._draw(bits), rounding=self.rounding, flip=eps < 0)
 
     def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float) -> None:
@@ -87,14 +86,14 @@ class OuterProduct(Basis):
         keys = [key.to(probe=key.probe + k) for k in range(len(alphas))]
         used = [k for k in range(len(alphas)) if not waits or alphas[k]] or [0]
         left = torch.cat([self._left(keys[k], alphas[k : k + 1], param.device) for k in used], 1)
-        right = torch.cat([self.factor(param.device, key=keys[k]) for k in used], 1)
+        right = torch.cat([self.probed(keys[k]).factor(param.device) for k in used], 1)
         ops.add_outer_(param, left, right, 1.0, self._draw(key), decay=decay, rounding=self.rounding)
 
     def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
         n = self.shape[1]
         first, last = span.start // n, -(-span.stop // n)
         rows = torch.zeros((last - first, n), dtype=torch.float32, device=param.device)
-        a, b = self._left(key, 1.0, param.device)[first:last], self.factor(param.device, key=key)
+        a, b = self._left(key, 1.0, param.device)[first:last], self.probed(key).factor(param.device)
         ops.add_outer_(rows, a, b, 1.0, self._draw(key))
         return rows.view(-1)[span.start - first * n : span.stop - first * n]
 

@@ -101,10 +101,8 @@ class Scaled(Basis):
     def memory(self) -> tuple[object, ...]:
         return (self.scale, *self.inner.memory())
 
-    def factor(
-        self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32, key: Key | None = None
-    ) -> Tensor:
-        return self.inner.factor(device, scale, dtype, key)
+    def factor(self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.inner.factor(device, scale, dtype)
 
     def coordinates_(self, out: Tensor, key: Key, scale: float, share: float = 1.0) -> Tensor:
         return self.inner.coordinates_(out, key, self.scale * scale, share)

@@ -11,12 +11,15 @@ perturbations are drawn, used and dropped one tensor at a time.
     ConMeZO      Σ|W_ℓ| + max|W_ℓ| + Σ|W_ℓ| (momentum)
     SubZero      Σ|W_ℓ| + max|W_ℓ| + Σ(m_ℓ + n_ℓ)·r (U and V)
     ZO-Muon      Σ|W_ℓ| + max|W_ℓ| + Σ m_ℓ·r (U) + q·Σ r·n_ℓ (z of every query)
+    EGGROLL      Σ|W_ℓ| + max (m_ℓ + n_ℓ)·r (A and B of one member), r = 1
+    MeZO-SVRG    2·Σ|W_ℓ| + max|W_ℓ|
 
-The last four are not the paper's: they count what the authors' codes hold, in the dtype of the weights.  Our state of
+The last six are not the paper's: they count what the authors' codes hold, in the dtype of the weights.  Our state of
 HiZOO and ConMeZO and our U and V are fp32, and z is drawn again instead of kept: see :attr:`Need.kept_here`.
 
-Adam adds two moments: of every weight, or of the largest block's for MeZO-BCD.  The
-table leaves activations out; :func:`forward` gives the size of the two largest.
+FZOO, MeZO-Greedy and AdaMeZO need what MeZO needs.  Adam adds two moments: of every weight, or of
+the largest block's for MeZO-BCD.  The table leaves activations out; :func:`forward` gives the size
+of the two largest.
 """
 
 from __future__ import annotations
@@ -131,6 +134,12 @@ def table(model: nn.Module, bytes_each: int, rank: int = 2) -> list[Need]:
         need("conmezo", largest, trained, 4 * trained),
         need("subzero", largest, rows + columns, 4 * (rows + columns)),
         need("zo_muon", largest, rows + QUERIES * columns, 4 * rows),
+        need("fzoo", largest),
+        need("fzoo_bcd", in_block),
+        need("eggroll", max(m + n for m, n in matrices)),
+        need("mezo_greedy", largest),
+        need("adamezo", largest),
+        need("mezo_svrg", largest, trained),
     ]
 
 

@@ -254,10 +254,10 @@ class Fork:
         us = torch.empty((len(self.points), matrix.shape[0], rank), dtype=matrix.dtype, device=matrix.device)
         for u, point in zip(us, self.points, strict=True):
             basis.coordinates_(u, point.direction.key, point.scale, 1 / root)
-        if not basis.own_factor:
+        bases = [basis.probed(point.direction.key) for point in self.points]
+        if bases[0] is basis:
             return basis.factor(matrix.device, root, matrix.dtype), us
-        keys = [point.direction.key for point in self.points]
-        return torch.stack([basis.factor(matrix.device, root, matrix.dtype, key) for key in keys]), us
+        return torch.stack([one.factor(matrix.device, root, matrix.dtype) for one in bases]), us
 
     def _copies(self, members: Sequence[Member]) -> Iterator[list[Tensor]]:
         """For each point, a module's active tensors there."""

@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from .. import ops
 from ..direction import Member
 from ..errors import ZeroBlockError
 from ..state import State
@@ -26,7 +26,8 @@ Entry = tuple[int, int, tuple[float, ...]]
 class Recall(Rule):
     """A rule whose ``delta`` finds earlier estimates in ``state["past"]``, (steps, span), the newest first.
 
-    They are of the same block, each expressed in the basis of this turn.  What is kept per tensor is a short tuple of
+    They are of the same block, each expressed in the basis of this turn; where a basis cannot tell how, those of
+    earlier turns are forgotten.  What is kept per tensor is a short tuple of
     numbers, part of the state dict, so that it is saved, resumed and replayed.
     """
 
@@ -49,15 +50,20 @@ class Recall(Rule):
         name, param, basis = member.name, member.local, member.basis
         own["t"] += 1
         past: tuple[Entry, ...] = own.get("past", ())
+        past = tuple(one for one in past if one[0] == state.turn or basis.carries)
         bases = [basis if turn == state.turn else state.basis_of(name, turn) for turn, _, _ in past]
         for span in basis.spans():
             g = basis.combined(param, move.key, move.shares, span)
-            earlier = [
-                basis.transport(old.combined(param, move.key.to(step=step), shares, span), old)
-                for old, (_, step, shares) in zip(bases, past, strict=True)
-            ]
-            known = {"past": torch.stack(earlier) if earlier else g.new_empty((0, *g.shape))}
-            delta = self.delta(g, known, own["t"])
+            earlier = g.new_empty((len(past), *g.shape))
+            for row, old, (_, step, shares) in zip(earlier, bases, past, strict=True):
+                key = move.key.to(step=step)
+                draw = old.elementwise(key)
+                if draw is not None and draw.mask is None:
+                    ops.fill_(row, draw.at(span.start), shares)  # one pass, and it is the same in every turn's basis
+                    continue
+                g_old = old.combined(param, key, shares, span)
+                row.copy_(g_old if old is basis else basis.transport(g_old, old))
+            delta = self.delta(g, {"past": earlier}, own["t"])
             basis.lift_(param, delta, span, -float(move.lr), move.key, move.decay(member))
         own["past"] = self.remembered(past, (state.turn, move.key.step, tuple(map(float, move.shares))))
 
@@ -65,11 +71,11 @@ class Recall(Rule):
 @RULES.register
 @dataclasses.dataclass(frozen=True)
 class RecallAdam(Recall):
-    """Adam with the moments of the last ``window`` estimates, which are drawn again at every step: no state (AdaMeZO).
+    """m / (√v + eps), with the moments of the last ``window`` estimates, drawn again at every step (AdaMeZO).
 
-        δ = m / (√v + eps),  m = Σᵢ β₁ⁱ g₋ᵢ / Σᵢ β₁ⁱ,  v = Σᵢ β₂ⁱ g₋ᵢ² / Σᵢ β₂ⁱ,  i = 0 … window - 1
+        m = Σᵢ β₁ⁱ g₋ᵢ / Σᵢ β₁ⁱ,  v = Σᵢ β₂ⁱ g₋ᵢ² / Σᵢ β₂ⁱ,  i = 0 … window - 1
 
-    While t ≤ window, this is Adam with bias correction.
+    It has no state but the coefficients.  While t ≤ window, this is Adam with bias correction.
 
     Args:
         window: estimates, this step's included; each is one more draw of the block's noise.
@@ -110,9 +116,7 @@ class RecallAdam(Recall):
 @RULES.register
 @dataclasses.dataclass(frozen=True)
 class AnchorSGD(Recall):
-    """SGD that adds the estimate of the turn's first step, the anchor's, to every later one (SVRG).
-
-        δ = boost·g̃ at the anchor,  δ = g + g̃ after it
+    """δ = g + g̃, where g̃ is the estimate of the turn's first step, the anchor's; there δ = boost·g̃ (SVRG).
 
     With the estimator ``Anchored``, g is the difference between θ and the anchor on a small batch, and g̃ the estimate
     at the anchor on a large one.
