@@ -18,6 +18,7 @@ from .noise import VERSION
 from .ranks.wrapper import unwrapped
 from .rule import Rule
 from .subspace import Subspace
+from .weights import Weights
 
 T = TypeVar("T")
 
@@ -120,15 +121,18 @@ def check_anchor(estimator: Estimator, restore: str, fold: int) -> None:
         raise ZeroBlockError("an anchor is a copy of the weights, which are not θ between folds: leave fold out")
 
 
-def check_shards(sharded: bool, rule: Rule, estimator: Estimator) -> None:
-    """Refuse what needs whole tensors where each process holds a part."""
-    if sharded and not rule.divisible:
+def check_storage(weights: Weights, rule: Rule, estimator: Estimator) -> None:
+    """Refuse what needs whole tensors of numbers, where a process holds parts of them, or integers."""
+    if not (weights.sharded or weights.quantised):
+        return
+    stored = "are integers here" if weights.quantised else "are spread over several processes here"
+    if not rule.divisible:
         raise ZeroBlockError(
-            f"the rule {type(rule).__name__} needs whole tensors, and each process holds a part of them: take another "
-            "rule, or keep the weights whole on every process"
+            f"the rule {type(rule).__name__} needs whole tensors of numbers, and some {stored}: take another rule, or "
+            "keep the weights as they are loaded"
         )
-    if sharded and estimator.anchors:
-        raise ZeroBlockError("an anchor is a copy of whole tensors: keep the weights whole on every process")
+    if estimator.anchors:
+        raise ZeroBlockError(f"an anchor is a copy of the numbers in tensors, and some {stored}: take another method")
 
 
 def check_state(optimizer: Any, state_dict: dict[str, Any]) -> None:

@@ -23,8 +23,8 @@ from .composition import (
     check_anchor,
     check_model,
     check_numbers,
-    check_shards,
     check_state,
+    check_storage,
     count,
     facts_of,
     parts_of,
@@ -169,7 +169,7 @@ class ZeroOrder(torch.optim.Optimizer):
             refuse_apart(self.weights.params, ranks.apart)
         self.team = None if ranks is None else Team(ranks, self.weights.params)
         """The processes that take every step together; None where this one is alone."""
-        check_shards(self.weights.sharded, self.rule, self.estimator)
+        check_storage(self.weights, self.rule, self.estimator)
         self.watch = Watch(self.weights)
         """Notices that the model or the objective no longer fits this optimizer."""
         self.params, self.offsets = self.weights.params, self.weights.offsets

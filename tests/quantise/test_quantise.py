@@ -166,6 +166,8 @@ def test_integers_stay_integers_when_a_model_is_cast_moved_copied_or_saved(tmp_p
         (lambda m: zb.lozo(m, 1e-3), "low-rank or sparse"),
         (lambda m: zb.sparse_mezo(m, 1e-3), "low-rank or sparse"),
         (lambda m: zb.mezo(m, 1e-3, restore="subtract"), "restore='copy'"),
+        (lambda m: zb.hizoo(m, 1e-3), "Hessian needs whole tensors of numbers, and some are integers"),
+        (lambda m: zb.mezo_svrg(m, 1e-3), "anchor is a copy of the numbers"),
         (lambda m: quantise_(Net(), "int3"), "unknown kind of weights 'int3'"),
         (lambda m: quantise_(nn.Linear(2, 2), "int8"), "no linear layers"),
     ],

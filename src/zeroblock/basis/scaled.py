@@ -59,6 +59,12 @@ class Scaled(Basis):
     def size(self) -> int:
         return self.inner.size
 
+    def matrix(self, param: Tensor) -> tuple[int, int] | None:
+        return self.inner.matrix(param)
+
+    def probed(self, key: Key) -> Scaled:
+        return dataclasses.replace(self, inner=self.inner.probed(key))
+
     def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
         return self.inner.coords(param, key, span)
 

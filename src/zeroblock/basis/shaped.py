@@ -66,5 +66,5 @@ class Shaped(Basis):
             span = slice(start, min(start + piece, self.size))
             part, z = copy.view(-1)[span], self.coords(param, key, span)
             # rounding mirrors with the sign of eps, or second differences would measure it
-            ops.add_(part, z, eps, draw.at(start), rounding=self.rounding, flip=eps < 0)
+            ops.add_(part, z, eps * self.inner.scale, draw.at(start), rounding=self.rounding, flip=eps < 0)
         return copy
