@@ -234,8 +234,8 @@ def test_the_cost_model_has_the_shape_of_a_forked_step() -> None:
     work = works(Tiny(), blocks)
     assert [block.name for block in blocks] == ["embed", "layers.0", "layers.1", "layers.2", "norm"]
     assert [one.prefix for one in work] == pytest.approx([0, 0, 1 / 3, 2 / 3, 1])
-    assert [one.weights for one in work] == [42, 83, 83, 83, 12]
-    true = Costs(whole=2.0, saved=1.1, noise=3e-3, held=0.9)
+    assert [(one.weights, one.outside) for one in work] == [(0, 42), (83, 0), (83, 0), (83, 0), (0, 12)]
+    true = Costs(whole=2.0, saved=1.1, noise=3e-3, outer=9e-3, held=0.9)
     held = [dataclasses.replace(one, held=True) for one in work]
     fit = Costs.fit([*work, *held], [true.of(one) for one in (*work, *held)])
     assert dataclasses.astuple(fit) == pytest.approx(dataclasses.astuple(true))

@@ -159,7 +159,7 @@ def table(
     return [
         CostRow(
             **common, block=i % len(optimizer.blocks), name=optimizer.blocks[i % len(optimizer.blocks)].name,
-            prefix=round(one.prefix, 4), weights=one.weights, held=one.held,
+            prefix=round(one.prefix, 4), weights=one.weights + one.outside, held=one.held,
             fitted=i in chosen, median_ms=round(1e3 * took, 3), predicted_ms=round(1e3 * costs.of(one), 3),
             error=round(costs.of(one) / took - 1, 4), **when,
         )
