@@ -28,13 +28,10 @@ class CostRow:
     """The time of a step on one block.
 
     Args:
-        model: name or path.
-        task: the task that the examples are from.
-        method: a method of the library, forked.
-        device: ``cpu`` or ``cuda``.
-        dtype: of the weights.
-        batch_size: examples per step.
-        tokens: packed tokens of the batch.
+        model, task: names.
+        batch_size, tokens: examples per step, and how many tokens they are in a packed row.
+        method: of blocks, forked.
+        device, dtype: where the weights lie, and in which precision.
         block: index of the block.
         name: of the block.
         prefix: share of the layers that run before it.
@@ -49,11 +46,11 @@ class CostRow:
 
     model: str
     task: str
+    batch_size: int
+    tokens: int
     method: str
     device: str
     dtype: str
-    batch_size: int
-    tokens: int
     block: int
     name: str
     prefix: float
