@@ -203,7 +203,7 @@ class ZeroOrder(torch.optim.Optimizer):
         with exclusive(self.model), uninterrupted() as shield:
             numbers = submitted = None
             if objective is not None and objective.submits and plan.capturable:
-                staged = objective.stage()
+                staged = None if self.turn.others else objective.stage()  # these blocks hardly ever meet again
                 submitted = staged.graphs.run(plan, staged) if staged else None
                 numbers = submitted = submitted or stream.run(plan, objective)
             if numbers is None:

@@ -14,7 +14,7 @@ from torch import nn
 from ..closure import Closure
 from ..engine import Engine
 from ..engine.cost import ROUNDS, Costs, sample, timed, works
-from ..method import METHODS
+from ..method import get
 from ..optimizer import ZeroOrder
 from . import host
 from .batch import Pool
@@ -133,7 +133,7 @@ def table(
     engine = Engine(model, graphs=False if hold else graphs, hold=hold)
     batch = pool.batch(0, batch_size)
     objective = engine.objective(batch.encoded, batch.labels, over=batch.over)
-    optimizer = METHODS[method](model, lr=0.0)
+    optimizer = get(method)(model, lr=0.0)
     work, seconds = [], []
     for held in (False, True) if hold else (False,):
         work += [dataclasses.replace(one, held=held) for one in works(model, optimizer.blocks)]

@@ -54,8 +54,8 @@ def works(model: nn.Module, blocks: Sequence[Block]) -> list[Work]:
     total = 0
     for stack in stacks(model):
         for name, layer in model.get_submodule(stack).named_children():
-            inside = f"{stack}.{name}." if stack else f"{name}."
-            before |= {param: total for param in params if param.startswith(inside)}
+            path = f"{stack}.{name}." if stack else f"{name}."
+            before |= {param: total for param in params if param.startswith(path)}
             total += sum(param.numel() for param in layer.parameters())
     inside, entered = set(before), False
     for name in params:  # outside the layers: before or after them, in the order in which the model registers them
