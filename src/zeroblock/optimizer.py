@@ -259,7 +259,7 @@ class ZeroOrder(torch.optim.Optimizer):
             numbers = submitted = None
             together = self.team is None or self.team.submits
             if objective is not None and objective.submits and plan.capturable and together:
-                staged = objective.stage()
+                staged = None if self.turn.others else objective.stage()  # these blocks hardly ever meet again
                 submitted = staged.graphs.run(plan, staged) if staged else None
                 numbers = submitted = submitted or stream.run(plan, objective)
             if numbers is None:

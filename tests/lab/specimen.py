@@ -13,10 +13,10 @@ from zeroblock.lab.projection import Orthonormal
 from zeroblock.lab.quadratic import Hessian, Quadratic, hessian
 from zeroblock.noise import Key
 from zeroblock.optimizer import ZeroOrder
-from zeroblock.schedule import Adaptive
+from zeroblock.schedule import Schedule
 
 
-def adaptive_run(n: int, steps: int, schedule: Adaptive, seed: int = 0) -> list[Seen]:
+def adaptive_run(n: int, steps: int, schedule: Schedule, seed: int = 0) -> list[Seen]:
     """The curvatures of the n blocks fall from 4 to 0.4; each descends at its own pace, so the preference moves."""
     h = hessian(8 * n, 8, [4 * 0.1 ** (i / max(1, n - 1)) for i in range(n)], seed=seed)
     model = Quadratic(h, start(h.dim, seed), 8)

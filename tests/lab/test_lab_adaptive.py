@@ -14,22 +14,23 @@ import zeroblock as zb
 from toy import Tiny, next_token
 from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import Header, Journal
-from zeroblock.lab.adaptive import Diagnosis, Seen, probabilities, read, shares
+from zeroblock.lab.adaptive import Diagnosis, Drawn, Seen, probabilities, read, shares
 from zeroblock.lab.runner import Runner
-from zeroblock.schedule import Adaptive
+from zeroblock.schedule import Adaptive, Economical, Proportional
 
 SCHEDULE = Adaptive(decay=0.2, warmup=20)
 
 
-def test_reconstructed_probabilities_reproduce_the_runs_choices() -> None:
+@pytest.mark.parametrize("schedule", [SCHEDULE, Proportional(), Economical((3.0, 2.0, 2.0, 1.0, 1.0, 1.0))])
+def test_reconstructed_probabilities_reproduce_the_runs_choices(schedule: Drawn) -> None:
     """The optimizer's own picks follow from the reconstructed scores: the reconstruction is the run's."""
-    steps = adaptive_run(6, 120, SCHEDULE, seed=3)
+    steps = adaptive_run(6, 120, schedule, seed=3)
     scores = [0.0] * 6
-    p = probabilities(steps, SCHEDULE, 6)
+    p = probabilities(steps, schedule, 6)
     for t, seen in enumerate(steps):
-        assert SCHEDULE.pick(t, 6, 3, scores) == seen.block
-        assert p[t] == pytest.approx(SCHEDULE.probabilities(scores))
-        SCHEDULE.observe(scores, seen.block, seen.coeffs)
+        assert schedule.pick(t, 6, 3, scores) == seen.block
+        assert p[t] == pytest.approx(schedule.probabilities(scores))
+        schedule.observe(scores, seen.block, seen.coeffs)
     assert np.ptp(p[-1]) > 0
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from ..closure import Closure
 from ..engine import Engine
 from ..engine.cost import ROUNDS, Costs, sample, timed, works
-from ..method import METHODS
+from ..method import get
 from ..optimizer import ZeroOrder
 from . import host
 from .batch import Pool
@@ -28,13 +28,10 @@ class CostRow:
     """The time of a step on one block.
 
     Args:
-        model: name or path.
-        task: the task that the examples are from.
-        method: a method of the library, forked.
-        device: ``cpu`` or ``cuda``.
-        dtype: of the weights.
-        batch_size: examples per step.
-        tokens: packed tokens of the batch.
+        model, task: names.
+        batch_size, tokens: examples per step, and how many tokens they are in a packed row.
+        method: of blocks, forked.
+        device, dtype: where the weights lie, and in which precision.
         block: index of the block.
         name: of the block.
         prefix: share of the layers that run before it.
@@ -49,11 +46,11 @@ class CostRow:
 
     model: str
     task: str
+    batch_size: int
+    tokens: int
     method: str
     device: str
     dtype: str
-    batch_size: int
-    tokens: int
     block: int
     name: str
     prefix: float
@@ -136,7 +133,7 @@ def table(
     engine = Engine(model, graphs=False if hold else graphs, hold=hold)
     batch = pool.batch(0, batch_size)
     objective = engine.objective(batch.encoded, batch.labels, over=batch.over)
-    optimizer = METHODS[method](model, lr=0.0)
+    optimizer = get(method)(model, lr=0.0)
     work, seconds = [], []
     for held in (False, True) if hold else (False,):
         work += [dataclasses.replace(one, held=held) for one in works(model, optimizer.blocks)]
@@ -159,7 +156,7 @@ def table(
     return [
         CostRow(
             **common, block=i % len(optimizer.blocks), name=optimizer.blocks[i % len(optimizer.blocks)].name,
-            prefix=round(one.prefix, 4), weights=one.weights, held=one.held,
+            prefix=round(one.prefix, 4), weights=one.weights + one.outside, held=one.held,
             fitted=i in chosen, median_ms=round(1e3 * took, 3), predicted_ms=round(1e3 * costs.of(one), 3),
             error=round(costs.of(one) / took - 1, 4), **when,
         )

@@ -1,11 +1,12 @@
-"""What a step costs by block: a model of its time with three or four numbers, which a few timed steps give.
+"""What a step costs by block: a model of its time with a few numbers, which some timed steps give.
 
 With block j active, the layers before it run once, and everything from it on runs once per point; the block's own
 weights take noise once per point and an update.  Everything else is the same for every block:
 
-    seconds(j) = whole - saved·prefix(j) + noise·weights(j)
+    seconds(j) = whole - saved·prefix(j) + noise·weights(j) + outer·outside(j)
 
-``prefix`` is the share of the layers before the block, ``weights`` the number of its weights.  A step that finds the
+``prefix`` is the share of the layers before the block, ``weights`` the number of its weights in layers, and ``outside``
+of those elsewhere: a tied embedding takes its noise twice, for the embedding and for the head.  A step that finds the
 hidden states before the block still there from the last step (see ``held.py``) saves held·prefix(j) more.
 """
 
@@ -34,12 +35,14 @@ class Work:
 
     Args:
         prefix: share of the layers, by their weights, that run before the block.
-        weights: number of weights in the block.
+        weights: number of the block's weights in layers.
+        outside: number of its other weights.
         held: whether the hidden states before the block are held from the last step.
     """
 
     prefix: float
     weights: int
+    outside: int = 0
     held: bool = False
 
 
@@ -51,17 +54,19 @@ def works(model: nn.Module, blocks: Sequence[Block]) -> list[Work]:
     total = 0
     for stack in stacks(model):
         for name, layer in model.get_submodule(stack).named_children():
-            inside = f"{stack}.{name}." if stack else f"{name}."
-            before |= {param: total for param in params if param.startswith(inside)}
+            path = f"{stack}.{name}." if stack else f"{name}."
+            before |= {param: total for param in params if param.startswith(path)}
             total += sum(param.numel() for param in layer.parameters())
-    entered = False
+    inside, entered = set(before), False
     for name in params:  # outside the layers: before or after them, in the order in which the model registers them
-        entered = entered or name in before
+        entered = entered or name in inside
         before.setdefault(name, total if entered or is_output_side(name) else 0)
-    return [
-        Work(min(before[name] for name in block.params) / max(1, total), sum(params[n].numel() for n in block.params))
-        for block in blocks
-    ]
+    found = []
+    for block in blocks:
+        size = sum(params[name].numel() for name in block.params)
+        layered = sum(params[name].numel() for name in block.params if name in inside)
+        found.append(Work(min(before[name] for name in block.params) / max(1, total), layered, size - layered))
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,19 +80,21 @@ class Costs:
     Args:
         whole: of a step whose first layer is active, noise apart.
         saved: what a step saves whose prefix is all layers, because they run once.
-        noise: per weight of the block.
+        noise: per weight of the block in layers.
+        outer: per other weight of the block.
         held: what a step saves besides whose prefix is all layers, if it is held.
     """
 
     whole: float
     saved: float
     noise: float
+    outer: float = 0.0
     held: float = 0.0
 
     def of(self, work: Work) -> float:
         """Seconds of a step."""
         saved = self.saved + (self.held if work.held else 0.0)
-        return self.whole - saved * work.prefix + self.noise * work.weights
+        return self.whole - saved * work.prefix + self.noise * work.weights + self.outer * work.outside
 
     @classmethod
     def fit(cls, work: Sequence[Work], seconds: Sequence[float]) -> Costs:
@@ -99,20 +106,20 @@ class Costs:
         """
         if len(work) != len(seconds) or not work or min(seconds) <= 0:
             raise ZeroBlockError(f"costs need a positive time per block, got {len(seconds)} for {len(work)} blocks")
-        scale = max(one.weights for one in work)  # so that all columns are of one size
-        rows = [[1.0, -one.prefix, one.weights / scale, -one.prefix * one.held] for one in work]
+        scale = max(1, *(max(one.weights, one.outside) for one in work))  # so that all columns are of one size
+        rows = [[1.0, -one.prefix, one.weights / scale, one.outside / scale, -one.prefix * one.held] for one in work]
         times = torch.tensor(seconds, dtype=torch.float64)[:, None]
         table = torch.tensor(rows, dtype=torch.float64) / times
         solved = torch.linalg.lstsq(table, torch.ones_like(times), driver="gelsd").solution  # 0 where nothing tells
-        whole, saved, noise, held = solved[:, 0].tolist()
-        return cls(whole, saved, noise / scale, held)
+        whole, saved, noise, outer, held = solved[:, 0].tolist()
+        return cls(whole, saved, noise / scale, outer / scale, held)
 
 
 def sample(work: Sequence[Work], count: int = TIMED_BLOCKS) -> list[int]:
     """Blocks that together tell the costs: the largest, and others evenly from first to last."""
     n, count = len(work), min(count, len(work))
     spread = {round(i * (n - 1) / max(1, count - 1)) for i in range(count)}
-    return sorted(spread | {max(range(n), key=lambda b: work[b].weights)})
+    return sorted(spread | {max(range(n), key=lambda b: work[b].weights + work[b].outside)})
 
 
 def timed(step: Callable[[int], float], blocks: Sequence[int], rounds: int = ROUNDS, warmup: int = 1) -> list[float]:

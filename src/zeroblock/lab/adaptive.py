@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from matplotlib.colors import LogNorm
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from ..errors import ZeroBlockError
-from ..schedule import Adaptive
+from ..schedule import Schedule
 from ..turn import Turns, clamped
 from . import figure
 from .runner import Runner
@@ -21,6 +22,20 @@ from .study import Frames
 
 FLOOR = 1e-4
 """Probabilities and shares below this are drawn as this."""
+
+
+class Drawn(Schedule, Protocol):
+    """A schedule that draws one block per turn, with probabilities that follow from the scores."""
+
+    def probabilities(self, scores: list[float]) -> list[float]:
+        """The probability of each block."""
+        ...
+
+
+def warmup_of(schedule: Drawn, blocks: int) -> int:
+    """Turns before the first adaptive choice of a schedule; 0 for one that has no warm-up."""
+    turns = getattr(schedule, "warmup", 0)
+    return 10 * blocks if turns is None else turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +92,7 @@ def read(path: Path) -> list[Seen]:
 
 def diagnose(
     path: Path,
-    schedule: Adaptive,
+    schedule: Drawn,
     blocks: int | None = None,
     interval: int = 1,
     *,
@@ -99,7 +114,7 @@ def diagnose(
 
         header = read_journal(path).header
         own = build("schedule", header.method["schedule"])
-        if not isinstance(own, Adaptive):  # only this schedule has the probabilities that the study draws
+        if not hasattr(own, "probabilities") or Turns(own, len(header.blocks), 1, 0).most > 1:
             raise ZeroBlockError(f"{path} chose its blocks by {header.parts.get('schedule')}, not adaptively")
         schedule, interval = own, header.method["interval"]
         labels, blocks = header.blocks, len(header.blocks)
@@ -107,8 +122,8 @@ def diagnose(
     return Diagnosis(steps, schedule, n, labels, trajectories=trajectories, every=every, interval=interval)
 
 
-def probabilities(steps: Sequence[Seen], schedule: Adaptive, n: int) -> np.ndarray:
-    """The distribution that ``Adaptive`` draws from before every step, (T, n), by its own functions.
+def probabilities(steps: Sequence[Seen], schedule: Drawn, n: int) -> np.ndarray:
+    """The distribution that a schedule draws from before every step, (T, n), by its own functions.
 
     A step with a coefficient that is not finite moved nothing, so the schedule learns nothing from it.
     """
@@ -146,7 +161,7 @@ class Diagnosis:
 
     Args:
         steps: of the run.
-        schedule: with the run's decay and temperature.
+        schedule: with the run's own numbers, such as decay and temperature.
         blocks: the number of blocks.
         labels: names of the blocks, for the table.
         trajectories: how many to simulate.
@@ -157,7 +172,7 @@ class Diagnosis:
     """
 
     steps: tuple[Seen, ...]
-    schedule: Adaptive
+    schedule: Drawn
     blocks: int
     labels: tuple[str, ...] = ()
     trajectories: int = 1000
@@ -190,7 +205,7 @@ class Diagnosis:
 
     def measure(self, run: Runner) -> Frames:
         p = probabilities(self.steps, self.schedule, self.blocks)
-        warmup = 10 * self.blocks if self.schedule.warmup is None else self.schedule.warmup
+        warmup = warmup_of(self.schedule, self.blocks)
         turns = [i for i, seen in enumerate(self.steps) if seen.step % self.interval == 0]
         learnt = [i for i in turns if self.steps[i].step // self.interval >= warmup]
         if not learnt:
