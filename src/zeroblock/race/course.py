@@ -25,7 +25,7 @@ from .score import Score
 STATE = "race.json"
 LAPS = "pace"
 """The folder of the laps."""
-LAP_STEPS, MAX_DOUBLINGS = 8, 6
+LAP_STEPS, MAX_DOUBLINGS = 4, 6
 """A lap has at least so many steps, or two where it takes a quarter of the minutes; else it is made twice as long."""
 
 
