@@ -25,8 +25,8 @@ from .score import Score
 STATE = "race.json"
 LAPS = "pace"
 """The folder of the laps."""
-LAP_STEPS, MAX_DOUBLINGS = 8, 6
-"""A lap has at least so many steps, or is the last of so many, each twice as long as the one before."""
+LAP_STEPS, MAX_DOUBLINGS = 4, 6
+"""A lap has at least so many steps, or two where it takes a quarter of the minutes; else it is made twice as long."""
 
 
 class Course:
@@ -152,7 +152,8 @@ class Course:
             run = self.race.lap(entrant, 2.0**doubling)
             error = hand.make(run, place, logs / f"pace-{entrant.method}.txt")
             clock = read(place / CLOCK)
-            if not clock or clock[-1][0] >= LAP_STEPS or not hand.alive:
+            enough = LAP_STEPS if 2.0**doubling * self.race.lap_seconds < self.race.seconds / 4 else 2
+            if not clock or clock[-1][0] >= enough or not hand.alive:
                 break
         return Pace.of(clock), error
 

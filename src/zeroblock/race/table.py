@@ -188,7 +188,7 @@ def uneven(scores: Mapping[str, Sequence[Score]], seconds: float) -> list[str]:
             notes.append(
                 f"- {name}: the plan was {seconds:.0f} s of training, and its runners took {times} s, because "
                 "the machine's speed changed after the pace was measured; evaluations after "
-                f"{(1 + SLACK) * seconds:.0f} s do not count"
+                f"{(1 + SLACK) * seconds:.1f} s do not count"
             )
     return notes
 
