@@ -31,10 +31,9 @@ def test_ranks_equal_one_process(pool: Pool, name: str, dtype: torch.dtype, data
     """Data on ranks is a list of as many micro-batches; probes on some ranks are the probes of one."""
     micro_batches, four = alone(name, dtype, data), alone(name, dtype, 1, probes=4)
     assert not equal(micro_batches, four)
-    for outcomes in pool.run(rank_case.by_data, name, dtype, (data,)):
-        assert all(equal(outcome, micro_batches) for outcome in outcomes.values())
-    for outcomes in pool.run(rank_case.by_probes, name, dtype, probes, probes=4):
-        assert all(equal(outcome, four) for outcome in outcomes.values())
+    assert all(equal(outcome, micro_batches) for outcome in pool.run(rank_case.by_data, name, dtype, data, size=data))
+    for size in probes:
+        assert all(equal(one, four) for one in pool.run(rank_case.by_probes, name, dtype, size, size=size, probes=4))
 
 
 @pytest.mark.parametrize(
@@ -48,8 +47,9 @@ def test_ranks_equal_one_process(pool: Pool, name: str, dtype: torch.dtype, data
 )
 def test_probes_that_do_not_divide_evenly(pool: Pool, options: dict[str, object]) -> None:
     one = alone("mezo", torch.bfloat16, 1, **options)
-    for outcomes in pool.run(rank_case.by_probes, "mezo", torch.bfloat16, (2, 4), **options):
-        assert all(equal(outcome, one) for outcome in outcomes.values())
+    for size in (2, 4):
+        outcomes = pool.run(rank_case.by_probes, "mezo", torch.bfloat16, size, size=size, **options)
+        assert all(equal(outcome, one) for outcome in outcomes)
 
 
 def test_a_mesh_of_data_by_probes(pool: Pool) -> None:
