@@ -80,6 +80,8 @@ class Box:
 
 def is_spread(param: Tensor) -> bool:
     """Whether a tensor is a DTensor, of which every process holds a part or a copy."""
+    if type(param) in (nn.Parameter, Tensor):  # asked of every tensor at every step
+        return False
     return hasattr(param, "placements") and hasattr(param, "device_mesh")
 
 

@@ -20,8 +20,10 @@ from torch.nn import functional as F
 
 import zeroblock as zb
 from toy import same
+from zeroblock.basis import Basis, Elementwise
 from zeroblock.engine.anatomy import Anatomy, ForkError
 from zeroblock.engine.fork import forking
+from zeroblock.journal import Header
 from zeroblock.method import METHODS
 from zeroblock.turn import Turn
 
@@ -67,6 +69,16 @@ class Toy(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.head(x)
+
+
+class Odd(zb.subspace.Full):
+    """A subspace whose basis does not say what a shard takes of it."""
+
+    def basis(self, param: Tensor, key: Any, site: Any) -> Basis:
+        class Whole(Elementwise):
+            cut = Basis.cut
+
+        return Whole(param.numel(), site)
 
 
 def batch(model: nn.Module, number: int) -> Callable[[], Tensor]:
@@ -180,6 +192,15 @@ def place_columns(model: nn.Module, mesh: DeviceMesh) -> None:
             module._parameters[key] = param if param is None else placed[id(param)]
 
 
+def replayed(records: list[zb.Record]) -> tuple[Header, Weights]:
+    """The header of a sharded run, and its weights after the records of another."""
+    model = sharded(Toy(), DeviceMesh.from_group(group(2), "cpu"))
+    optimizer = METHODS["mezo_bcd_adam"](model, lr=1e-2, parallel=group(2))
+    header = Header.of(optimizer)
+    zb.replay(optimizer, records)
+    return header, gathered(optimizer)
+
+
 def resumed() -> bool:
     """Whether a state continues where it was taken, given the weights: low-rank momentum, which follows the bases."""
     mesh, passes = DeviceMesh.from_group(group(2), "cpu"), []
@@ -248,7 +269,7 @@ def unforkable() -> str:
 
 def refused(way: str) -> str:
     """What an optimizer says to something that cannot work."""
-    mesh = DeviceMesh.from_group(group(2), "cpu")
+    mesh = DeviceMesh.from_group(group(2), "cpu") if way != "dimensions" else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -258,6 +279,12 @@ def refused(way: str) -> str:
                 from torch.distributed.fsdp import FullyShardedDataParallel
 
                 METHODS["mezo"](FullyShardedDataParallel(Toy(), process_group=group(2), device_id=torch.device("cpu")))
+            if way == "basis":
+                METHODS["mezo"](sharded(Toy(), mesh), parallel=group(2), subspace=Odd())
+            if way == "dimensions":
+                grid, cube = init_device_mesh("cpu", (2, 2)), nn.Module()
+                cube.w = nn.Parameter(distribute_tensor(torch.zeros(2, 4, 4), grid, [Shard(1), Shard(2)]))
+                METHODS["mezo"](cube)
             if way == "state":
                 state = METHODS["mezo"](Toy(), parallel=None).state_dict()
                 METHODS["mezo"](sharded(Toy(), mesh), parallel=group(2)).load_state_dict(state)

@@ -8,6 +8,7 @@ import torch
 from pool import Pool
 
 from toy import same
+from zeroblock.journal import Header
 from zeroblock.method import METHODS
 
 LIKE = {torch.float32: 2, torch.bfloat16: 4}
@@ -46,11 +47,30 @@ def test_given_coefficients_move_every_kind_of_shard(pool: Pool, way: str) -> No
 
 @pytest.mark.parametrize(
     ("way", "reason"),
-    [("probes", "share the probes across the shards"), ("flat", "fully_shard"), ("state", "of other shards")],
+    [
+        ("probes", "share the probes across the shards"),
+        ("flat", "fully_shard"),
+        ("state", "of other shards"),
+        ("basis", "take the subspace"),
+        ("dimensions", "choose other placements"),
+    ],
 )
 def test_what_cannot_work_names_the_fix(pool: Pool, way: str, reason: str) -> None:
-    for said in pool.run(shard_case.refused, way, size=2):
+    for said in pool.run(shard_case.refused, way, size=4 if way == "dimensions" else 2):
         assert reason in said
+
+
+def test_journals_know_no_shards(pool: Pool) -> None:
+    """The base of a sharded run is that of a whole one, and the records of one replay on the other."""
+    model, records = shard_case.Toy(), []
+    optimizer = METHODS["mezo_bcd_adam"](model, lr=1e-2)
+    header = Header.of(optimizer)
+    for step in range(3):
+        optimizer.step(shard_case.batch(model, step))
+        records.append(optimizer.record)
+    for theirs, weights in pool.run(shard_case.replayed, records, size=2):
+        assert theirs == header
+        assert same(weights, shard_case.gathered(optimizer))
 
 
 def test_states_of_shards_continue(pool: Pool) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ZeroBlockError
+from ..shard import is_spread, whole
 
 PIECES, PIECE_BYTES = 16, 4096
 """A tensor of more than PIECES·PIECE_BYTES bytes is sampled: PIECES evenly spaced pieces of it are hashed."""
@@ -41,8 +42,9 @@ def fingerprint(weights: nn.Module | str | Path) -> str:
     between the samples goes unnoticed.  The order of the tensors does not matter.
 
     Args:
-        weights: a model on any device, or a folder (or file) of safetensors, of which only the
-            sampled bytes are read.  The two agree for a folder that ``save_pretrained`` wrote in the model's dtype.
+        weights: a model on any device, or a folder (or file) of safetensors, of which only the sampled bytes are
+            read.  The two agree for a folder that ``save_pretrained`` wrote in the model's dtype.  Of a model whose
+            weights are sharded every process has to ask.
 
     Returns:
         32 hexadecimal digits.
@@ -80,13 +82,13 @@ def _of_module(model: nn.Module) -> Iterator[Leaf]:
 
 def _of_tensor(name: str, tensor: Tensor) -> Iterator[Leaf]:
     """A tensor as one leaf; one that wraps others (quantised numbers and their scales) as the leaves of those."""
-    if hasattr(tensor, "__tensor_flatten__"):
+    if hasattr(tensor, "__tensor_flatten__") and not is_spread(tensor):
         for part in tensor.__tensor_flatten__()[0]:
             yield from _of_tensor(f"{name}.{part}", getattr(tensor, part))
         return
 
     def pieces(starts: list[int], length: int) -> bytes:
-        flat, width = tensor.detach().reshape(-1), tensor.element_size()
+        flat, width = whole(tensor).reshape(-1), tensor.element_size()
         taken = torch.cat([flat[a // width : (a + length) // width] for a in starts])
         return taken.view(torch.uint8).cpu().numpy().tobytes() if taken.numel() else b""
 
