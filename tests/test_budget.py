@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,8 @@ from torch import nn
 
 import zeroblock as zb
 from test_parts import Submitted
-from toy import Tiny, next_token, same, snapshot
+from test_parts import run as taken
+from toy import Tiny, same, snapshot
 from zeroblock.budget import DISPLACEMENT, Budget
 from zeroblock.journal import Header
 from zeroblock.method import METHODS
@@ -27,16 +27,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "lozo": {"interval": 4, "fold": 2, "probes": 3},
     "lozo_m": {"interval": 4},
 }
-
-
-def taken(optimizer: zb.ZeroOrder, steps: int, wrap: Callable[[Any], Any] = lambda loss: loss) -> list[zb.Record]:
-    records: list[zb.Record] = []
-    optimizer.listener = records.append
-    while optimizer.steps < steps:
-        optimizer.step(wrap(next_token(optimizer.model)))
-    optimizer.flush()
-    optimizer.listener = None
-    return records
 
 
 EACH = [(method, (torch.float32, torch.bfloat16)[i % 2]) for i, method in enumerate(METHODS)]

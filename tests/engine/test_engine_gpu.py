@@ -97,6 +97,34 @@ def test_records_of_captured_steps_rebuild_the_weights_on_the_cpu(method: str, d
     assert same(snapshot(model), snapshot(base))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("method", ["mezo_bcd", "lozo", "mezo_bcd_adam"])
+def test_captured_steps_without_lr_are_rebuilt_on_the_cpu_and_go_on_from_a_state(
+    method: str, dtype: torch.dtype
+) -> None:
+    """The running sizes of the coefficients live on the device, and are the host's to the bit."""
+    model = decoder("llama-tied", dtype)
+    base = copy.deepcopy(model)
+    model.cuda()
+    engine, build = Engine(model), functools.partial(zb.METHODS[method], seed=3, steps=40, **INTERVAL.get(method, {}))
+    optimizer = build(model)
+    records = []
+    for step in range(40):
+        if step == 21:
+            state, optimizer = optimizer.state_dict(), build(model)
+            optimizer.load_state_dict(state)
+        optimizer.listener = records.append
+        optimizer.step(engine.objective(BATCH if step % 2 else BATCH[::-1], LABELS if step % 2 else LABELS[::-1]))
+    optimizer.flush()
+    optimizer.settle()
+    assert engine.graphs.captures > 0
+    again = build(base)
+    zb.replay(again, records)
+    again.settle()
+    assert same(snapshot(model), snapshot(base))
+    assert again.state_dict().get("table") == optimizer.state_dict().get("table")
+
+
 @pytest.mark.parametrize("method", ["mezo_bcd", "mezo", "lozo", "mezo_bcd_adam"])
 def test_steps_that_are_not_captured_do_not_wait_either(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows too long for capturing to pay, or several of them: nothing in a step asks the device for a number."""

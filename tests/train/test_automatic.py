@@ -40,7 +40,9 @@ def test_a_run_without_lr_is_resumed_bit_for_bit_and_says_how_far_it_moves(
     assert config.lr_schedule == "linear"
     whole = run(config, tmp_path / "whole", view)
     assert run(config, tmp_path / "parts", Kill(5)).summary is None
-    resume(tmp_path / "parts")
+    second = Sizes()
+    resume(tmp_path / "parts", second)
+    assert [one.moved for one in second.seen] == [one.moved for one in view.seen[5:]]
     assert same(copy_of(models[0]), copy_of(models[-1]))
     assert kept(tmp_path / "whole") == kept(tmp_path / "parts")
     assert whole.summary is not None

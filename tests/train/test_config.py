@@ -270,3 +270,10 @@ def test_toml_that_python_cannot_hold(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(text)
     with pytest.raises(ZeroBlockError, match=r"run\.toml: invalid TOML"):
         Config.load(tmp_path / "run.toml")
+
+
+def test_with_lr_what_is_left_open_is_what_the_papers_have() -> None:
+    """So a folder of an earlier version holds the same configuration."""
+    assert Config.of(BASE) == Config.of({**BASE, "eps": 1e-3, "lr_schedule": "constant"})
+    automatic = Config.of({**BASE, "lr": None})
+    assert (automatic.eps, automatic.lr_schedule) == (None, "linear")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -62,6 +63,12 @@ class Meter:
         self._loss: float | None = None
         self._seconds: float | None = None
         self._last: float | None = None
+
+    def recall(self, records: Iterable[Record]) -> None:
+        """Remember the sizes of steps that an earlier sitting has taken."""
+        if self.moves is not None:
+            for record in records:
+                self.moves.next(record.block, record.lr, record.coeffs)
 
     def pause(self) -> None:
         """Leave the time until the next step out of its speed."""

@@ -143,8 +143,11 @@ class Config:
             object.__setattr__(self, name, value)
         if self.schedule in LR_SCHEDULES:  # which has become lr_schedule
             object.__setattr__(self, "schedule", None)
+        automatic = self.lr is None and self.trains
         if self.lr_schedule is None:
-            object.__setattr__(self, "lr_schedule", "linear" if self.lr is None and self.trains else "constant")
+            object.__setattr__(self, "lr_schedule", "linear" if automatic else "constant")
+        if self.eps is None and not automatic:  # as the papers have it
+            object.__setattr__(self, "eps", 1e-3)
         for name, kind in KINDS.items():
             object.__setattr__(self, name, _checked(name, kind, getattr(self, name)))
         for item in dataclasses.fields(self):

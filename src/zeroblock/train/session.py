@@ -132,6 +132,7 @@ class Session:
         if note := self.folder.reopen(records, len(records)):
             self.view.note(note)
         self.recorded, self.past = len(records), records
+        self.meter.recall(records)
         self.skipped = sum(not record.finite for record in records)
         self.seconds_before = max((one.elapsed for one in self.folder.measurements), default=0.0)
         wanted = set(self.workload.exams)
@@ -199,7 +200,7 @@ class Session:
                 self._evaluate(stop)
             if self.learner is None or self.steps >= config.steps:
                 return
-            if stop.late and self.steps and (self.journal is None or config.timed):  # its time is its length
+            if stop.late and self.steps and not self.past and (self.journal is None or config.timed):  # it ends here
                 self._evaluate(stop)
                 return
             stop.check(clock=self.progressed and not config.timed)
