@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ZeroBlockError, shown
-from ..train.config import KINDS, Config, choices, distrust, read, renamed
+from ..train.config import KINDS, Config, distrust, read, renamed
+from ..train.value import choices
 
 if TYPE_CHECKING:
     from ..train import Result

@@ -16,7 +16,7 @@ import torch
 from .. import adapter
 from ..errors import ZeroBlockError
 from ..evaluate.measurement import Measurement
-from ..journal import Header, Journal, Record, replay
+from ..journal import Header, Record, replay
 from ..report.summary import ADAPTER, select_measured, summarize
 from ..report.track import Silent, Tracker, tracker
 from ..report.view import Meter, View, peak_memory
@@ -24,13 +24,18 @@ from ..run.queue import MAX_STEPS
 from . import snapshot
 from .batch import Batches
 from .folder import Folder
+from .follower import Log
 from .learner import ZerothOrder, learner
 from .lr import lr_at
-from .stop import Stop, Stopped
+from .meeting import Meetings
+from .stop import ECHO_SECONDS, Stop, Stopped
+from .team import Team
 from .workload import Workload
 
 BUFFERED_STEPS = 10_000
 """Steps that are kept in memory before they are written to ``steps.csv``."""
+CHECKSUM_STEPS = 100
+"""Steps after which the ranks compare their weights; they also do before every evaluation and every snapshot."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +65,15 @@ class Session:
         folder: where it writes; locked by this process.
         view: shows it.
         journal: takes the records; None for methods without a journal.
+        team: the ranks that take the steps together.
     """
 
-    def __init__(self, workload: Workload, folder: Folder, view: View, journal: Journal | None = None) -> None:
+    def __init__(
+        self, workload: Workload, folder: Folder, view: View, journal: Log | None = None, team: Team | None = None
+    ) -> None:
         self.workload, self.folder, self.view, self.journal = workload, folder, view, journal
-        self.config = workload.config
-        if self.config.prefix is not None:
+        self.config, self.team = workload.config, team or Team.here()
+        if self.config.prefix is not None and self.team.leads:
             self._settle_start()
         self.learner = learner(self.config, workload.model, self._on_step) if self.config.trains else None
         self.meter = Meter(self.config.steps, self.learner.blocks if self.learner else ())
