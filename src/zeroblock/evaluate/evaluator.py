@@ -172,9 +172,7 @@ class Evaluator:
             math.fsum(exact) / len(exact) if exact else None,
         )
 
-    def _generated(
-        self, exam: Exam, check: Callable[[int], None], ranks: Ranks
-    ) -> list[tuple[float, float | None]]:
+    def _generated(self, exam: Exam, check: Callable[[int], None], ranks: Ranks) -> list[tuple[float, float | None]]:
         """Compute the metric and the exact match of every generated text."""
         task = self.task
 

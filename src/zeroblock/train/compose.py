@@ -63,13 +63,13 @@ def options(config: Choice) -> dict[str, Any]:
     return given
 
 
-def optimizer(config: Choice, model: nn.Module) -> ZeroOrder:
-    """Build the optimizer of a configuration's method."""
+def optimizer(config: Choice, model: nn.Module, **more: Any) -> ZeroOrder:
+    """Build the optimizer of a configuration's method; ``more`` are options that decide how it runs."""
     given = {"lr": config.lr, "eps": config.eps, "seed": config.seed, "weight_decay": config.weight_decay}
     given |= options(config)
     if config.fold is None:
         given["fold"] = _fold(METHODS[config.method](specimen(), **given), config)
-    return METHODS[config.method](model, **given)
+    return METHODS[config.method](model, **given, **more)
 
 
 def _fold(plain: ZeroOrder, config: Choice) -> int:

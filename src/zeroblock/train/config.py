@@ -24,6 +24,7 @@ EXECUTION = (
     "track", "parallel", "timeout",
 )  # fmt: skip
 """Settings that may differ when a run is resumed: they say where and how it runs, not what it computes."""
+TIMEOUT_SECONDS = 600.0
 LR_SCHEDULES = ("constant", "linear", "cosine")
 
 
@@ -129,9 +130,11 @@ class Config:
         None, "What the ranks of torchrun share: the examples of a batch, the probes of a step, or both. [data]"
     )
     shares: int | None = _option(
-        None, "Parts that a batch is cut into, for --parallel data; fixed for the run. [as many as give every rank one]", 1
+        None,
+        "Parts that a batch is cut into, for --parallel data; fixed for the run. [as many as give every rank one]",
+        1,
     )
-    timeout: float = _option(600.0, "Seconds after which a rank that does not answer ends the run.")
+    timeout: float = _option(TIMEOUT_SECONDS, "Seconds after which a rank that does not answer ends the run.")
     max_tokens: int | None = _option(None, "Most tokens in one packed row; lower it if memory runs out.", 2)
     max_minutes: float | None = _option(None, "Stop after this many minutes; zeroblock resume continues.")
     snapshot_every: int = _option(0, "Steps between snapshots of the weights, which make resuming faster; 0: none.", 0)

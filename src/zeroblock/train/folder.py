@@ -211,6 +211,9 @@ class Folder:
         self.measurements.append(measurement)
         self._splits.setdefault(measurement.step, set()).add(measurement.split)
 
+    def hear(self, measurements: Iterable[Measurement]) -> None:
+        """Take over the measurements that another rank has read; this one has read its own."""
+
     def splits_at(self, step: int) -> set[str]:
         """The splits that have been measured after a step."""
         return self._splits.get(step, set())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from .peers import Peers
 from .stop import Stop, Stopped
-from .team import Team
 
 MEETING_SECONDS = 0.5
 """About the time from one meeting to the next; it is also how long the ranks may take to hear of a signal."""
@@ -19,12 +19,12 @@ class Meetings:
     rank gets it.
 
     Args:
-        team: the ranks.
+        peers: the ranks.
         stop: the signals and the clock of this one.
     """
 
-    def __init__(self, team: Team, stop: Stop) -> None:
-        self.team, self.stop = team, stop
+    def __init__(self, peers: Peers, stop: Stop) -> None:
+        self.peers, self.stop = peers, stop
         self._last: tuple[int, float] | None = None
         self._next = 0
 
@@ -35,7 +35,7 @@ class Meetings:
             step: the number of steps taken, the same on all ranks.
             clock: whether the end of the time is a reason.
         """
-        if self.team.size == 1:
+        if self.peers.size == 1:
             self.stop.check(clock=clock)
         elif step >= self._next:
             self._hold(step, clock)
@@ -44,9 +44,15 @@ class Meetings:
         now = time.monotonic()
         rate = 0.0 if self._last is None else (step - self._last[0]) / max(now - self._last[1], 1e-6)
         ahead = max(1, min(MAX_STEPS_BETWEEN, int(rate * MEETING_SECONDS)))
-        answers = self.team.each(lambda: (self.stop.signal, clock and self.stop.late, step + ahead))
+        answers = self.peers.each(lambda: (self.stop.signal, clock and self.stop.late, step + ahead))
         self._last, self._next = (step, now), answers[0][2]
-        signal, late = next((got for got, _, _ in answers if got is not None), None), answers[0][1]
-        if signal is not None or late:
-            self.stop.heard(signal, late)
-            raise Stopped(self.stop.reason)
+        if answers[0][1] or any(signal is not None for signal, _, _ in answers):
+            raise Stopped
+
+    def settle(self) -> None:
+        """After all ranks have stopped: give all of them the same reason."""
+        if self.peers.size > 1:
+            answers = self.peers.each(lambda: (self.stop.signal, self.stop.late))
+            self.stop.heard(
+                next((signal for signal, _ in answers if signal is not None), None), any(late for _, late in answers)
+            )

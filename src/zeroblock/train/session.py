@@ -28,8 +28,8 @@ from .follower import Log
 from .learner import ZerothOrder, learner
 from .lr import lr_at
 from .meeting import Meetings
+from .peers import Peers
 from .stop import ECHO_SECONDS, Stop, Stopped
-from .team import Team
 from .workload import Workload
 
 BUFFERED_STEPS = 10_000
@@ -65,15 +65,15 @@ class Session:
         folder: where it writes; locked by this process.
         view: shows it.
         journal: takes the records; None for methods without a journal.
-        team: the ranks that take the steps together.
+        peers: the ranks that take the steps together.
     """
 
     def __init__(
-        self, workload: Workload, folder: Folder, view: View, journal: Log | None = None, team: Team | None = None
+        self, workload: Workload, folder: Folder, view: View, journal: Log | None = None, peers: Peers | None = None
     ) -> None:
         self.workload, self.folder, self.view, self.journal = workload, folder, view, journal
-        self.config, self.team = workload.config, team or Team.here()
-        if self.config.prefix is not None and self.team.leads:
+        self.config, self.peers = workload.config, peers or Peers()
+        if self.config.prefix is not None and self.peers.leads:
             self._settle_start()
         self.learner = learner(self.config, workload.model, self._on_step) if self.config.trains else None
         self.meter = Meter(self.config.steps, self.learner.blocks if self.learner else ())
@@ -88,6 +88,8 @@ class Session:
         """Steps that ``steps.csv`` lacks."""
         self.progressed = False
         """Whether this sitting has added to the run. One that the clock ends must, or the run would never end."""
+        self.proved = -1
+        """The last step at which the ranks compared their weights."""
         self.seconds_before = 0.0
         self.start = time.monotonic()
 
@@ -124,8 +126,12 @@ class Session:
         """
         assert isinstance(self.learner, ZerothOrder)
         optimizer = self.learner.optimizer
-        header.check(optimizer, force=force)
-        if note := self.folder.reopen(records, len(records)):
+        self.peers.together(lambda: header.check(optimizer, force=force))
+        note, measurements = self.peers.first(
+            lambda: (self.folder.reopen(records, len(records)), self.folder.measurements)
+        )
+        self.folder.hear(measurements)
+        if note:
             self.view.note(note)
         self.recorded, self.past = len(records), records
         self.skipped = sum(not record.finite for record in records)
@@ -133,7 +139,8 @@ class Session:
         wanted = set(self.workload.exams)
         past_evaluations = (step for step in self.config.evaluations if step < len(records))
         usable = next((step for step in past_evaluations if wanted - self.folder.splits_at(step)), len(records))
-        if reason := snapshot.load(self.folder.snapshot, optimizer, records[:usable]):
+        reason = snapshot.load(self.folder.snapshot, optimizer, records[:usable]) if self.peers.leads else ""
+        if reason:
             self.view.note(f"{reason}, so all steps are replayed")
         self.view.note(f"replaying {len(records) - self.steps} of {len(records)} steps")
 
@@ -148,7 +155,8 @@ class Session:
         end = min([len(self.past), *evaluations[after : after + 1]])
 
         def check(fraction: float) -> None:
-            stop.check(clock=False)
+            if self.peers.size == 1:  # several ranks stop together, after they have caught up
+                stop.check(clock=False)
             self.view.replaying(first + int(fraction * (end - first)), self.recorded)
 
         replay(self.learner.optimizer, self.past[first:end], check)
@@ -163,15 +171,18 @@ class Session:
             self.view.note(adapter.describe(self.workload.model))
         with contextlib.ExitStack() as stack:
             stack.callback(self.view.close)
-            with self.folder.writing():
-                self.tracker = tracker(self.config.track, self.folder.path, dataclasses.asdict(self.config))
+            if self.peers.leads:
+                with self.folder.writing():
+                    self.tracker = tracker(self.config.track, self.folder.path, dataclasses.asdict(self.config))
             stack.callback(self.tracker.close)
-            stop = stack.enter_context(Stop(self.config.max_minutes))
+            stop = stack.enter_context(Stop(self.config.max_minutes, ECHO_SECONDS if self.peers.size > 1 else 0.0))
+            meetings = Meetings(self.peers, stop)
             stack.enter_context(out_of_memory(f"zeroblock resume {self.folder.path}" if self.journal else ""))
             stack.enter_context(self.folder.writing())
             try:
-                self._go(stop)
+                self._go(stop, meetings)
             except Stopped:
+                meetings.settle()
                 self._flush()
                 self._sync()
                 return Result(self.folder.path, self.recorded, None, stop.reason, stop.code)
@@ -184,7 +195,7 @@ class Session:
             self.folder.finish(summary)
             return Result(self.folder.path, self.steps, summary)
 
-    def _go(self, stop: Stop) -> None:
+    def _go(self, stop: Stop, meetings: Meetings) -> None:
         config = self.config
         batches = Batches(len(self.workload.train), config.batch_size * config.accumulate, config.data_seed)
         evaluations = config.evaluations
@@ -197,12 +208,18 @@ class Session:
             if stop.late and self.steps and self.journal is None:  # it cannot be resumed, so it ends here
                 self._evaluate(stop)
                 return
-            stop.check(clock=self.progressed)
             if self.past:
+                if self.peers.size == 1:
+                    meetings.check(self.steps, clock=self.progressed)
                 self._catch_up(evaluations, stop)
+                if not self.past:
+                    self._prove()
                 continue
+            meetings.check(self.steps, clock=self.progressed)
             step = self.steps
-            self.learner.step(self.workload.objectives(batches.at(step)), lr_at(config, step))
+            self.learner.step(self.workload.objectives(batches.at(step), self.learner.share), lr_at(config, step))
+            if self.steps % CHECKSUM_STEPS == 0:
+                self._prove()
             if config.snapshot_every and self.steps % config.snapshot_every == 0:
                 self._snapshot()
 
@@ -224,15 +241,17 @@ class Session:
         self._sync()
         if self.learner is not None:
             self.learner.settle()  # only the last evaluation needs it: the others come after a fold
-        for split, exam in self.workload.exams.items():
-            if split in self.folder.splits_at(self.steps):
-                continue
+        missing = [split for split in self.workload.exams if split not in self.folder.splits_at(self.steps)]
+        if missing:
+            self._prove()
+        for split in missing:
+            exam = self.workload.exams[split]
 
             def check(done: int, split: str = split, n: int = len(exam.examples)) -> None:
                 stop.check(clock=self.learner is None or (self.progressed and self.journal is not None))
                 self.view.evaluating(self.steps, split, done, n)
 
-            evaluation = self.workload.evaluator(exam, check=check)
+            evaluation = self.workload.evaluator(exam, check=check, ranks=self.peers)
             measurement = Measurement(self.steps, split, evaluation, self.elapsed)
             self.folder.measured(measurement)
             self.progressed = True
@@ -246,7 +265,7 @@ class Session:
     def _keep(self) -> None:
         """Keep weights or adapter if dev selects them, so far; a journal keeps the weights of every step."""
         chosen = select_measured(self.config, self.folder.measurements)
-        if chosen is None or chosen.step != self.steps:
+        if chosen is None or chosen.step != self.steps or not self.peers.leads:
             return
         if self.adapted:
             adapter.keep(self.workload.model, self.folder.path / ADAPTER)
@@ -281,7 +300,17 @@ class Session:
         if isinstance(self.learner, ZerothOrder):
             self.learner.flush()
             self._sync()  # a snapshot must not know of steps that the journal may lose
-            snapshot.save(self.folder.snapshot, self.learner.optimizer)
+            self._prove()
+            if self.peers.leads:
+                snapshot.save(self.folder.snapshot, self.learner.optimizer)
+
+    def _prove(self) -> None:
+        """Compare the weights of all ranks, once per step, and write down what they agree on."""
+        if self.learner is None or self.peers.size == 1 or self.proved == self.steps:
+            return
+        self._flush()
+        self.proved = self.steps
+        self.folder.agreed(self.steps, self.learner.agree(), self.peers.size)
 
     @property
     def elapsed(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ECHO_SECONDS = 2.0
-"""Under torchrun, Ctrl-C reaches a rank twice: from the terminal, and from torchrun. Signals so close together are one."""
+"""Under torchrun, Ctrl-C reaches a rank twice, from the terminal and from torchrun: signals this close are one."""
 
 
 class Stopped(Exception):  # noqa: N818 (nothing went wrong)

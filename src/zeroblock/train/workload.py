@@ -71,13 +71,17 @@ class Workload:
         asked = [(example.right, example.answers) for exam in exams for example in exam.examples]
         return digest([*shown, *asked, (self.task.metric.name, self.task.max_new_tokens)])
 
-    def objectives(self, batch: Sequence[int]) -> list[Closure]:
+    def objectives(
+        self, batch: Sequence[int], share: Callable[[int], slice] = lambda parts: slice(None)
+    ) -> list[Closure]:
         """The objective on a step's examples, one per micro-batch.
 
         Args:
             batch: indices of training examples.
+            share: which micro-batches this process measures, by their number; all of them by default.
         """
-        return [self.objective(part) for part in self.cut(batch)]
+        parts = self.cut(batch)
+        return [self._objective(part) for part in parts[share(len(parts))]]
 
     def cut(self, batch: Sequence[int]) -> list[Sequence[int]]:
         """Cut a step's examples into micro-batches: every batch into its shares, which differ by one example at most.
@@ -89,12 +93,7 @@ class Workload:
         ends = [size * share // shares for share in range(shares + 1)]
         return [batch[at + a : at + b] for at in range(0, len(batch), size) for a, b in itertools.pairwise(ends)]
 
-    def objective(self, batch: Sequence[int]) -> Closure:
-        """The objective on some training examples.
-
-        Args:
-            batch: their indices.
-        """
+    def _objective(self, batch: Sequence[int]) -> Closure:
         if self.train_exam is not None:
             return Missed(self.evaluator, self.train_exam.take(batch))
         encoded, labels = zip(*(self.train[i] for i in batch), strict=True)
