@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .noise import Distribution, Draw, Key, RandomMask, Rounding, SmallMask
     from .ops import add_noise_, normal, perturb, perturb_pair
     from .optimizer import ZeroOrder
+    from .ranks import Ranks
     from .record import Record
     from .rerun import replay
     from .rule import SGD, Adam, Momentum, Sign
@@ -53,6 +54,7 @@ _MODULES = {
     "noise": "Distribution Draw Key RandomMask Rounding SmallMask",
     "ops": "add_noise_ normal perturb perturb_pair",
     "optimizer": "ZeroOrder",
+    "ranks": "Ranks",
     "record": "Record",
     "rerun": "replay",
     "rule": "SGD Adam Momentum Sign",
@@ -67,7 +69,7 @@ def __getattr__(name: str) -> Any:
     """Import on first use, so that the command line can answer without torch."""
     if name == "Estimate":  # its name until 0.1
         from .errors import warn_renamed
-        from .step import Numbers
+        from .number import Numbers
 
         warn_renamed("zeroblock.Estimate", "zeroblock.step.Numbers")
         return Numbers

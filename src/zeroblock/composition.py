@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import zlib
 from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
+import torch
 from torch import nn
 
+from . import __version__
 from .errors import ZeroBlockError
 from .noise import VERSION
 from .subspace import Subspace
@@ -129,6 +132,23 @@ def parts_of(optimizer: Any) -> dict[str, str]:
         "distribution": optimizer.distribution.name.lower(),
         "rounding": optimizer.rounding.name.lower(),
         "noise": f"version {VERSION}",
+    }
+
+
+def facts_of(optimizer: Any) -> dict[str, object]:
+    """Everything besides the weights that processes which take steps together must have in common, by name."""
+    blocks = repr([(block.name, *block.params) for block in optimizer.blocks])
+    return {
+        "version of zeroblock": __version__,
+        "version of torch": torch.__version__,
+        "layout": str(optimizer.team.ranks),
+        "seed": optimizer.seed,
+        **optimizer.parts,
+        "blocks": f"{len(optimizer.blocks)} blocks ({zlib.crc32(blocks.encode()):08x})",
+        "restore": optimizer.restore,
+        "weight_decay": optimizer.weight_decay,
+        "lr": optimizer.lr,
+        "number of steps taken": optimizer.steps,
     }
 
 

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from . import block as blocks_of
 from .block import Block, Partition
 from .closure import Closure, without_gradients
-from .composition import Fixed, both_parts, check, check_model, check_numbers, count, parts_of
+from .composition import Fixed, both_parts, check, check_model, check_numbers, count, facts_of, parts_of
 from .errors import ZeroBlockError
 from .estimator import Estimator, TwoSided
 from .exclusive import exclusive
 from .interrupt import uninterrupted
 from .noise import Distribution, Key, Rounding
 from .patience import Patience
+from .ranks import Parallel, Ranks, Team
 from .record import Record
 from .rule import SGD, Rule
 from .run import host, stream
@@ -62,6 +63,9 @@ class ZeroOrder(torch.optim.Optimizer):
         rounding: of 16-bit weights.
         restore: "copy" never writes θ while measuring; "subtract" is MeZO's way, in place.
         patience: consecutive steps with a non-finite loss before giving up.
+        parallel: what the ranks of a process group share: "data", "probes", "data,probes", a group, a ``DeviceMesh`` or
+            ``Ranks``.  By default an optimizer that is built while several ranks are up joins them, and the losses of
+            their closures are averaged.  None leaves the process to itself.
     """
 
     model, weights, partition, blocks = Fixed[nn.Module](), Fixed[Weights](), Fixed[Any](), Fixed[tuple[Block, ...]]()
@@ -109,6 +113,7 @@ class ZeroOrder(torch.optim.Optimizer):
         rounding: Rounding = Rounding.STOCHASTIC,
         restore: Restore = "copy",
         patience: int = 20,
+        parallel: Parallel = "auto",
     ) -> None:
         check_model(model)
         check_numbers(lr, weight_decay, clip)
@@ -128,6 +133,9 @@ class ZeroOrder(torch.optim.Optimizer):
             model, self.blocks, self.subspace, interval=interval, fold=fold, seed=self.seed,
             distribution=distribution, rounding=rounding, restore=restore,
         )  # fmt: skip
+        ranks = Ranks.of(parallel, probes=self.estimator.probes)
+        self.team = None if ranks is None else Team(ranks, self.weights.params)
+        """The processes that take every step together; None where this one is alone."""
         self.watch = Watch(self.weights)
         """Notices that the model or the objective no longer fits this optimizer."""
         self.params, self.offsets = self.weights.params, self.weights.offsets
@@ -171,7 +179,7 @@ class ZeroOrder(torch.optim.Optimizer):
         lr = float(self.param_groups[0]["lr"])
         return Plan(
             self.turn, lr, self.weights, self.members, self.estimator, self.rule, self._state, self.clip,
-            self.weight_decay, self.decays,
+            self.weight_decay, self.decays, self.team,
         )  # fmt: skip
 
     @without_gradients
@@ -186,7 +194,7 @@ class ZeroOrder(torch.optim.Optimizer):
             The loss: the mean of the two sides, or the loss at θ when one-sided; a scalar, on the GPU
             where the step was submitted and may not have ended yet.
         """
-        objective = None if self.estimator.recall(self.steps) else objective_of(closure)
+        objective = None if self.estimator.recall(self.steps) else objective_of(closure, alone=self.team is None)
         if objective is None or not objective.submits:
             self.flush()  # steps submitted before this one come first
         if self.turns.due(self.turn):  # an error kept the last step from entering it
@@ -196,6 +204,9 @@ class ZeroOrder(torch.optim.Optimizer):
             self.enter(self.turn)
         plan = self.plan()
         if objective is not None:
+            if self.team is not None and not self.team.introduced:
+                weights = [part.weight for part in objective.parts]
+                self.team.introduce(facts_of(self), weights, self.model.parameters())
             objective = self.watch.over(objective, plan)
         with exclusive(self.model), uninterrupted() as shield:
             numbers = submitted = None
@@ -221,6 +232,8 @@ class ZeroOrder(torch.optim.Optimizer):
             finally:  # whatever a listener raises, the step was taken
                 if self.turns.due(self.turn):
                     self.enter(self.turns.entered(self.turn))
+        if self.team is not None and objective is not None and self.steps % self.team.ranks.every == 0:
+            self.team.agree(self.steps)
         self.skipping.complain()
         self.watch.complain()
         return numbers.loss if submitted else torch.tensor(float(numbers.loss))

@@ -14,7 +14,6 @@ import abc
 import contextlib
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -26,48 +25,14 @@ from .direction import Direction, Member, Point, visit
 from .errors import ZeroBlockError
 from .estimator import Estimator
 from .noise import Key
+from .number import Numbers
+from .ranks import Team
+from .ranks.message import common_unit, mean
 from .record import Record
 from .rule import Move, Rule
 from .state import State
 from .turn import Turn, clamped
 from .weights import Decays, Weights
-
-
-@dataclasses.dataclass(frozen=True)
-class Numbers:
-    """The numbers of a step, in fp64: one buffer, so that one copy brings them all to the host.
-
-    Args:
-        flat: (1 + points + probes,) the loss, the losses, the coefficients.
-        points: number of losses.
-    """
-
-    flat: Tensor
-    points: int
-
-    @classmethod
-    def of(cls, loss: Tensor, losses: Tensor, coeffs: Tensor) -> Numbers:
-        """Join the fields; all are converted to fp64, in which fp32 coefficients are exact."""
-        return cls(torch.cat([loss.double()[None], losses.double(), coeffs.double()]), len(losses))
-
-    @property
-    def loss(self) -> Tensor:
-        """() the loss that people read."""
-        return self.flat[0]
-
-    @property
-    def losses(self) -> Tensor:
-        """(points,) every loss that was measured."""
-        return self.flat[1 : 1 + self.points]
-
-    @property
-    def coeffs(self) -> Tensor:
-        """(probes,) one coefficient per direction."""
-        return self.flat[1 + self.points :]
-
-    def like(self, flat: Tensor) -> Numbers:
-        """The same fields over another buffer."""
-        return Numbers(flat, self.points)
 
 
 class Objective(abc.ABC):
@@ -91,6 +56,11 @@ class Objective(abc.ABC):
     def model(self) -> nn.Module | None:
         """The model that is measured, where the objective knows that it reads all of its weights; else None."""
         return None
+
+    @property
+    def parts(self) -> Sequence[Objective]:
+        """The objectives of the micro-batches that this is the mean of; this one alone if there is only one."""
+        return (self,)
 
     @property
     def submits(self) -> bool:
@@ -202,7 +172,11 @@ class Mean(Objective):
     """
 
     def __init__(self, parts: Sequence[Closure]) -> None:
-        self.parts = [objective_of(part) for part in parts]
+        self._parts = [objective_of(part) for part in parts]
+
+    @property
+    def parts(self) -> Sequence[Objective]:
+        return self._parts
 
     def __call__(self) -> Tensor:
         return self._mean([torch.tensor(value_of(part), dtype=torch.float64) for part in self.parts])
@@ -212,17 +186,16 @@ class Mean(Objective):
 
     @property
     def weight(self) -> tuple[str, float] | None:
-        weights = [part.weight for part in self.parts]
-        known = [weight for weight in weights if weight is not None]
-        units = {unit for unit, _ in known}
-        if len(known) < len(weights) or len(units) != 1:
+        known = [part.weight for part in self.parts if part.weight is not None]
+        unit = common_unit([unit for unit, _ in known])
+        if len(known) < len(self.parts) or unit is None:
             return None
-        return units.pop(), sum(amount for _, amount in known)
+        return unit, sum(amount for _, amount in known)
 
     @property
     def model(self) -> nn.Module | None:
         models = [part.model for part in self.parts]
-        return models[0] if all(model is models[0] for model in models) else None
+        return models[0] if models and all(model is models[0] for model in models) else None
 
     @property
     def amounts(self) -> list[float]:
@@ -231,11 +204,8 @@ class Mean(Objective):
         return [part.weight[1] if alike and part.weight is not None else 1.0 for part in self.parts]
 
     def _mean(self, values: list[Tensor]) -> Tensor:
-        amounts = self.amounts
-        if len(set(amounts)) == 1:
-            return functools.reduce(operator.add, values) / len(values)
-        weighted = [value * amount for value, amount in zip(values, amounts, strict=True)]
-        return functools.reduce(operator.add, weighted) / sum(amounts)
+        table = torch.stack(values).reshape(len(values), -1)
+        return mean(table, torch.tensor(self.amounts, dtype=torch.float64)).reshape(values[0].shape)
 
 
 class Called(Objective):
@@ -248,13 +218,16 @@ class Called(Objective):
         return self.closure()
 
 
-def objective_of(closure: Closure | Sequence[Closure] | None) -> Objective:
-    """The objective that ``optimizer.step`` was given: one, a function of no arguments, or a list of either."""
+def objective_of(closure: Closure | Sequence[Closure] | None, alone: bool = True) -> Objective:
+    """The objective that ``optimizer.step`` was given: one, a function of no arguments, or a list of either.
+
+    Only a process that is not ``alone`` may have an empty list: other processes have the micro-batches of that step.
+    """
     if isinstance(closure, Objective):
         return closure
     if callable(closure):
         return Called(closure)
-    if isinstance(closure, (list, tuple)) and closure and all(map(callable, closure)):
+    if isinstance(closure, (list, tuple)) and (closure or not alone) and all(map(callable, closure)):
         return Mean(closure)
     if closure is None:
         raise ZeroBlockError(
@@ -283,6 +256,7 @@ class Plan:
         clip: updates take coefficients clamped to ±clip.
         weight_decay: λ.
         decays: which tensors λ applies to.
+        team: the processes that take the step together, where there are several.
         clock: (2,) int64 on the device: the step and the first step of its turn, which captured kernels read there.
     """
 
@@ -296,6 +270,7 @@ class Plan:
     clip: float | None
     weight_decay: float
     decays: Decays
+    team: Team | None = None
     clock: Tensor | None = None
 
     @functools.cached_property
@@ -309,6 +284,12 @@ class Plan:
     def points(self) -> tuple[Point, ...]:
         """Where the objective is measured."""
         return tuple(self.estimator.points(self.directions))
+
+    @functools.cached_property
+    def mine(self) -> tuple[tuple[Point, ...], ...]:
+        """The points that this process measures, in the groups that are measured together."""
+        groups = (range(len(self.points)),) if self.team is None else self.team.mine(self.points)
+        return tuple(tuple(self.points[i] for i in group) for group in groups)
 
     @property
     def key(self) -> Key:
@@ -324,6 +305,7 @@ class Plan:
             and self.weights.restore == "copy"
             and not self.weight_decay
             and self.weights.capturable
+            and self.team is None
         )
 
     @property
@@ -342,9 +324,16 @@ class Plan:
         if self.rule.state:
             self.state.prepare(self.members, self.rule.factors, self.weights.interval)
 
-    def gather(self, losses: Tensor) -> Tensor:
-        """(points,) the losses of all processes; there is one."""
-        return losses
+    def gather(self, losses: Tensor, objective: Objective) -> Tensor:
+        """(points,) the losses of all processes.
+
+        Args:
+            losses: (points,) of this process, if it is alone; (micro-batches, points of ``mine``) if there are others.
+            objective: whose micro-batches these are.
+        """
+        if self.team is None:
+            return losses
+        return self.team.gather(self.points, losses, [part.weight for part in objective.parts])
 
     def shape(self, losses: Tensor) -> Numbers:
         """From the losses to the coefficients, on whatever device they are."""

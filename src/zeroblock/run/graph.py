@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ..closure import evaluation
 from ..errors import ZeroBlockWarning
-from ..step import Numbers, Plan, Staged
+from ..number import Numbers
+from ..step import Plan, Staged
 from .tape import Ends, FinishedError, Frame, Opening, Piece, Recorder, capture, stretches
 
 MAX_CAPTURED_WORK = 1e13
@@ -330,7 +331,7 @@ class _Capture:
         self.numbers.flat.copy_(self._numbers_of(losses).flat)
 
     def _numbers_of(self, losses: Tensor) -> Numbers:
-        return self.plan.shape(self.plan.gather(losses))
+        return self.plan.shape(losses)
 
     def _update(self) -> torch.cuda.CUDAGraph:
         graph = self.graphs._updates.get(self.memory)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 
 import torch
+from torch import Tensor
 
-from ..closure import evaluation
+from ..closure import evaluation, value_of
 from ..direction import visit
 from ..errors import ZeroBlockError
 from ..exclusive import exclusive
 from ..interrupt import Shield
+from ..number import Numbers
 from ..reads import BACKWARD
-from ..step import Numbers, Objective, Plan
+from ..step import Objective, Plan
 
 
 def run(plan: Plan, objective: Objective, shield: Shield) -> Numbers:
@@ -35,14 +37,32 @@ def run(plan: Plan, objective: Objective, shield: Shield) -> Numbers:
 def measure(plan: Plan, objective: Objective, shield: Shield | None = None) -> Numbers:
     """The numbers of a step that is not taken yet; θ is the same, bit for bit, on return."""
     opened, grads = contextlib.nullcontext() if shield is None else shield.opened(), _grads(plan)
-    with exclusive(plan.weights.model), evaluation(plan.weights.model), opened:
-        if plan.weights.restore == "subtract":  # one walk, whatever the objective offers: it moves the weights
-            losses = Objective.measure(objective, plan.points)
-        else:
-            losses = objective.measure(plan.points)
-    if _grads(plan) > grads:
-        raise ZeroBlockError(BACKWARD)
-    return plan.shape(plan.gather(losses))
+    with contextlib.nullcontext() if plan.team is None else plan.team.telling(plan.points):
+        with exclusive(plan.weights.model), evaluation(plan.weights.model), opened:
+            losses = _losses(plan, objective) if plan.team is None else _shared_losses(plan, objective)
+        if _grads(plan) > grads:
+            raise ZeroBlockError(BACKWARD)
+    return plan.shape(plan.gather(losses, objective))
+
+
+def _losses(plan: Plan, objective: Objective) -> Tensor:
+    """(points,) the losses of a step that one process takes alone."""
+    if plan.weights.restore == "subtract":  # one walk, whatever the objective offers: it moves the weights
+        return Objective.measure(objective, plan.points)
+    return objective.measure(plan.points)
+
+
+def _shared_losses(plan: Plan, objective: Objective) -> Tensor:
+    """(micro-batches, points) the losses of each of this rank's micro-batches at each point that it measures."""
+    assert plan.team is not None
+    parts, mine = objective.parts, [i for group in plan.team.mine(plan.points) for i in group]
+    if plan.weights.restore == "subtract":  # every rank takes the whole walk, which moves 16-bit weights
+        wanted = iter([i in mine for i in range(len(plan.points))])
+        walked = visit(plan.points, lambda: [value_of(part) for part in parts] if next(wanted) else None)
+        table = [values for values in walked if values is not None]
+        return torch.tensor(table, dtype=torch.float64).reshape(len(mine), len(parts)).T
+    losses = [torch.cat([part.measure(group).double().cpu() for group in plan.mine]) for part in parts if mine]
+    return torch.stack(losses) if losses else torch.empty(len(parts), len(mine), dtype=torch.float64)
 
 
 def _grads(plan: Plan) -> int:

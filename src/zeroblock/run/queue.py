@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 
 from ..interrupt import uninterrupted
+from ..number import Numbers
 from ..record import Record
-from ..step import Numbers, Plan
+from ..step import Plan
 
 MAX_STEPS = 64
 """Submitted steps that may be under way before the host waits for the oldest."""

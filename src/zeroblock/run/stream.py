@@ -6,7 +6,8 @@ import torch
 
 from ..closure import evaluation
 from ..exclusive import exclusive
-from ..step import Numbers, Objective, Plan
+from ..number import Numbers
+from ..step import Objective, Plan
 
 
 def run(plan: Plan, objective: Objective) -> Numbers | None:
@@ -24,7 +25,7 @@ def run(plan: Plan, objective: Objective) -> Numbers | None:
     if losses is None:
         return None
     plan.prepare()
-    numbers = plan.shape(plan.gather(losses))
+    numbers = plan.shape(plan.gather(losses, objective))
     rate = torch.tensor([plan.lr, 1.0], dtype=torch.float64)
     lr, live = (rate.pin_memory() if losses.is_cuda else rate).to(losses.device, non_blocking=True).split(1)
     plan.update_on_device(numbers.coeffs, lr, live)  # last: a failure before it has moved nothing

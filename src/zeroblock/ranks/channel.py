@@ -1,0 +1,154 @@
+"""The channel between ranks: gathers a small tensor from each, and says who is missing where one does not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from ..errors import ZeroBlockError
+from .layout import Ranks
+
+PULSE_S = 1.0
+"""Seconds of waiting after which a rank looks whether another one has given up."""
+ROLL_CALL_S = 20.0
+"""Seconds that ranks have to answer when one is missing."""
+FAREWELL_S = 60.0
+"""Seconds that a rank which fails waits for the others to hear of it."""
+gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Torch renamed it in 2.13."""
+AGAIN = "start the processes again; a run with a journal continues from it"
+
+
+class Channel:
+    """Sends the messages of one team.
+
+    Args:
+        ranks: who takes part.
+        device: where the weights are.
+    """
+
+    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+        self.ranks = ranks
+        self.captures = device.type == "cuda" and _backend(ranks.group, "cuda") == "nccl"
+        """Whether a message can be part of a step that is submitted to the GPU."""
+        carries_cpu = _backend(ranks.group, "cpu") is not None
+        self.device = device if self.captures or not carries_cpu else torch.device("cpu")
+        """Where messages lie."""
+        self._store: Any = None
+        with contextlib.suppress(Exception):  # a backend may have no store, and then nobody can be named
+            self._store = distributed_c10d.PrefixStore("zeroblock", distributed_c10d._get_process_group_store(ranks.group))
+
+    def gather(self, message: Tensor) -> Tensor:
+        """(ranks, *shape) the messages of all ranks, in rank order, on the host.
+
+        Args:
+            message: of the same shape and dtype on every rank.
+        """
+        out, work = self._begin(message)
+        try:
+            if self.device.type == "cpu":
+                self._wait(work)
+            return out.cpu().view(self.ranks.size, *message.shape)
+        except RuntimeError as error:
+            raise self._broken(error) from error
+
+    def submit(self, message: Tensor, out: Tensor) -> Tensor:
+        """The same on the GPU, on the current stream, without waiting: it can be captured.
+
+        Args:
+            message: (n,) on the device.
+            out: (ranks·n,) receives the messages.
+        """
+        gather_into(out, message, group=self.ranks.group)
+        return out
+
+    def exchange(self, value: Any) -> list[Any]:
+        """The values of all ranks, in rank order: anything that JSON can hold."""
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = self.gather(torch.tensor([len(data)])).flatten().tolist()
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(data)] = data
+        texts = self.gather(padded)
+        return [json.loads(bytes(text[:n].tolist())) for text, n in zip(texts, lengths, strict=True)]
+
+    def fail(self, message: Tensor, reason: str) -> None:
+        """Send the others a message that says that this rank has failed, without waiting long for them."""
+        with contextlib.suppress(Exception):
+            if self._store is not None:
+                self._store.set(f"reason/{self.ranks.rank}", reason)
+            _, work = self._begin(message)
+            if self.device.type == "cpu":
+                work.wait(datetime.timedelta(seconds=FAREWELL_S))
+
+    def failure(self, failed: Sequence[int]) -> ZeroBlockError:
+        """The error for a step that some ranks could not measure."""
+        reasons = []
+        for rank in failed:
+            reason = "an error"
+            with contextlib.suppress(Exception):
+                if self._store is not None and self._store.check([f"reason/{rank}"]):
+                    reason = self._store.get(f"reason/{rank}").decode()
+            reasons.append(f"rank {self.ranks.names[rank]}: {reason}")
+        return ZeroBlockError(f"the step was not taken, because of {'; '.join(reasons)}")
+
+    def _begin(self, message: Tensor) -> tuple[Tensor, Any]:
+        sent = message.to(self.device).contiguous().view(-1)
+        out = sent.new_empty(self.ranks.size * len(sent))
+        try:
+            return out, gather_into(out, sent, group=self.ranks.group, async_op=True)
+        except RuntimeError as error:
+            raise self._broken(error) from error
+
+    def _wait(self, work: Any) -> None:
+        """Wait for the others, and look now and then whether one of them has given up."""
+        while True:
+            try:
+                work.wait(datetime.timedelta(seconds=PULSE_S))
+                return
+            except RuntimeError:
+                if work.is_completed() or self._called(["broken"]):
+                    raise
+
+    def _called(self, keys: Iterable[str]) -> bool:
+        with contextlib.suppress(Exception):
+            return self._store is not None and bool(self._store.check(list(keys)))
+        return False
+
+    def _broken(self, error: Exception) -> ZeroBlockError:
+        """The error for a message that did not come through: calls the roll, so that missing ranks are named."""
+        missing: list[int] = []
+        with contextlib.suppress(Exception):
+            if self._store is not None:
+                self._store.set("broken", "")
+                self._store.set(f"here/{self.ranks.rank}", "")
+                end = time.monotonic() + ROLL_CALL_S
+                missing = list(range(self.ranks.size))
+                while missing and time.monotonic() < end:
+                    missing = [rank for rank in missing if not self._store.check([f"here/{rank}"])]
+                    if missing:
+                        time.sleep(0.1)
+        who = f"{_ranks(self.ranks.names[rank] for rank in missing)} no longer answer" if missing else "a rank failed"
+        first = str(error).strip().partition("\n")[0]
+        return ZeroBlockError(f"{who}, and ranks take every step together: {AGAIN} ({type(error).__name__}: {first})")
+
+
+def _ranks(names: Iterable[int]) -> str:
+    listed = [str(name) for name in names]
+    return f"rank {listed[0]}" if len(listed) == 1 else f"ranks {', '.join(listed)}"
+
+
+def _backend(group: Any, kind: str) -> str | None:
+    """The name of the library that carries a group's tensors of a kind of device; None where there is none."""
+    try:
+        return str(group._get_backend(torch.device(kind)).name()).lower()
+    except RuntimeError:
+        return None

@@ -1,0 +1,140 @@
+"""A team: the ranks of one optimizer, what they have agreed on, and the stages of a step that they share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..direction import Point
+from ..errors import ZeroBlockError
+from .channel import Channel
+from .checksum import checksum
+from .layout import Ranks
+from .message import FAILED, Shares, Weight, amounts_of, common_unit, mean, shares
+
+
+class Team:
+    """The ranks that take an optimizer's steps together.
+
+    What is sent: at the first step the facts that all ranks must have in common; at every step one row of numbers
+    per micro-batch, 8·(1 + points) bytes; every ``ranks.every`` steps a checksum of 8 bytes.
+
+    Args:
+        ranks: who takes part.
+        params: the weights that are optimized, by name.
+    """
+
+    def __init__(self, ranks: Ranks, params: Mapping[str, Tensor]) -> None:
+        self.ranks, self.params = ranks, params
+        self.introduced = False
+        """Whether the ranks have compared what must be equal."""
+        self.capacity = 1
+        """Micro-batches per rank that a message has room for."""
+        self.unit: str | None = None
+        """The unit that losses are means over, where all ranks have the same."""
+        self._channel: Channel | None = None
+        self._shares: Shares | None = None
+
+    @property
+    def channel(self) -> Channel:
+        """Sends messages, from where the weights are now."""
+        if self._channel is None:
+            self._channel = Channel(self.ranks, next(iter(self.params.values())).device)
+        return self._channel
+
+    def introduce(self, facts: Mapping[str, object], weights: Sequence[Weight | None], every: Iterable[Tensor]) -> None:
+        """Compare with the other ranks everything that must be equal, once, before the first step.
+
+        Args:
+            facts: by name.
+            weights: of this rank's micro-batches at the first step.
+            every: all tensors of the model, whose checksum is a fact, too.
+        """
+        own = {name: str(fact) for name, fact in facts.items()} | {"weights": f"{checksum(every):016x}"}
+        unit = common_unit([None if weight is None else weight[0] for weight in weights])
+        told = self.channel.exchange({"facts": own, "unit": unit, "count": len(weights)})
+        self._compare([one["facts"] for one in told])
+        self.unit = common_unit([one["unit"] for one in told if one["count"]])
+        self.capacity = max(1, *(one["count"] for one in told))
+        self.introduced = True
+
+    def _compare(self, facts: list[dict[str, str]]) -> None:
+        for name in {name: None for one in facts for name in one}:
+            values = [one.get(name, "nothing") for one in facts]
+            if len(set(values)) > 1:
+                raise ZeroBlockError(
+                    f"ranks that take steps together need the same {name}: {self._groups(values)}"
+                    + ("; load the same base weights on every rank" if name == "weights" else "")
+                )
+
+    def _groups(self, values: Sequence[str]) -> str:
+        """Which ranks have which value; the most common one first."""
+        groups: dict[str, list[int]] = {}
+        for rank, value in zip(self.ranks.names, values, strict=True):
+            groups.setdefault(value, []).append(rank)
+        ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+        named = ((f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have", value)
+                 for value, ranks in ordered)  # fmt: skip
+        return ", ".join(f"{who} {value}" for who, value in named)
+
+    def shares(self, points: Sequence[Point]) -> Shares:
+        """Who measures which points."""
+        probes: dict[int, int] = {}
+        owners = tuple(probes.setdefault(id(point.direction), len(probes)) for point in points)
+        return shares(owners, len(self.ranks.grid[0]))
+
+    def mine(self, points: Sequence[Point]) -> tuple[tuple[int, ...], ...]:
+        """Indices of the points that this rank measures, in the groups that are measured together."""
+        found = self.shares(points)
+        share = self.ranks.place[1]
+        return found.probes(share) if self.ranks.by_probe else found.points[share : share + 1]
+
+    def gather(self, points: Sequence[Point], losses: Tensor, weights: Sequence[Weight | None]) -> Tensor:
+        """(points,) the mean loss of all micro-batches of all ranks at each point, on the host.
+
+        Args:
+            points: of the step.
+            losses: (micro-batches, points of this rank) in fp64.
+            weights: (micro-batches,).
+        """
+        found, amounts = self.shares(points), amounts_of(weights, self.unit)
+        while True:
+            table = self.channel.gather(found.pack(losses.cpu(), amounts, self.capacity))
+            codes = table[:, 0, 0].tolist()
+            failed = [rank for rank, code in enumerate(codes) if code == FAILED]
+            if failed:
+                raise self.channel.failure(failed)
+            wanted = max((int(FAILED - code) for code in codes if code < FAILED), default=0)
+            if wanted <= self.capacity:
+                return mean(*found.unpack(table, self.ranks.grid))
+            self.capacity = wanted
+
+    @contextlib.contextmanager
+    def telling(self, points: Sequence[Point]) -> Iterator[None]:
+        """A context in which an error on this rank ends the step on all of them, with its reason."""
+        try:
+            yield
+        except BaseException as error:
+            message = self.shares(points).pack(torch.empty(0, 0), [], self.capacity)
+            message[0, 0], message[:, 1:] = FAILED, torch.nan
+            first = str(error).strip().partition("\n")[0][:200]
+            self.channel.fail(message, f"{type(error).__name__}: {first}" if first else type(error).__name__)
+            raise
+
+    def agree(self, step: int) -> None:
+        """Raise unless the weights of all ranks are equal to the bit, naming the ranks that differ.
+
+        Args:
+            step: number of steps taken, for the message.
+        """
+        own = checksum(self.params.values())
+        sums = self.channel.gather(torch.tensor([own - (1 << 64) if own >> 63 else own])).flatten().tolist()
+        if len(set(sums)) > 1:
+            told = self._groups([f"{value % (1 << 64):016x}" for value in sums])
+            raise ZeroBlockError(
+                f"the weights of the ranks differ after {step} steps: {told} (checksums); save nothing of this, and "
+                "continue all ranks from the journal or the last snapshot"
+            )
