@@ -19,7 +19,7 @@ from .layout import Ranks
 
 PULSE_S = 1.0
 """Seconds of waiting after which a rank looks whether another one has given up."""
-ROLL_CALL_S = 20.0
+ROLL_CALL_S = 2.0
 """Seconds that ranks have to answer when one is missing."""
 FAREWELL_S = 60.0
 """Seconds that a rank which fails waits for the others to hear of it."""
@@ -45,7 +45,9 @@ class Channel:
         """Where messages lie."""
         self._store: Any = None
         with contextlib.suppress(Exception):  # a backend may have no store, and then nobody can be named
-            self._store = distributed_c10d.PrefixStore("zeroblock", distributed_c10d._get_process_group_store(ranks.group))
+            self._store = distributed_c10d.PrefixStore(
+                "zeroblock", distributed_c10d._get_process_group_store(ranks.group)
+            )
 
     def gather(self, message: Tensor) -> Tensor:
         """(ranks, *shape) the messages of all ranks, in rank order, on the host.

@@ -106,7 +106,7 @@ class Ranks:
                     f"parallel={text!r} is not 'data', 'probes' or 'data,probes' (with numbers of ranks: "
                     "'data=2,probes=4')"
                 )
-            sizes[name] = int(number)
+            sizes[name] = int(number or 0)
         rest = size // max(1, math.prod(number for number in sizes.values() if number))
         columns = sizes.get(PROBES, 1) or (math.gcd(rest, probes) if sizes.get(DATA) == 0 else rest)
         rows = sizes.get(DATA, 1) or size // columns

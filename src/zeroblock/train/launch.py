@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import os
+import secrets
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import ZeroBlockError
 
+POLL_SECONDS = 0.02
 COMMAND = "torchrun --standalone --nproc-per-node 4 -m zeroblock train …"
 """How to start a run on several ranks, for messages."""
 
@@ -74,8 +79,10 @@ class Launch:
             if self.local_size <= count:  # NCCL takes one process per GPU
                 backend = "cpu:gloo,cuda:nccl"
         try:
-            dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
-        except (RuntimeError, ValueError) as error:
+            store = dist.PrefixStore(self._round(whole := self._store(timeout), timeout), whole)
+            wait = datetime.timedelta(seconds=timeout)
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=wait)
+        except (RuntimeError, ValueError, KeyError) as error:
             raise ZeroBlockError(
                 f"rank {self.rank} cannot join the others ({' '.join(str(error).split())[:300]}): start all of them "
                 f"with {COMMAND}"
@@ -85,3 +92,37 @@ class Launch:
         finally:
             with contextlib.suppress(Exception):  # a group that lost a rank
                 dist.destroy_process_group()
+
+    def _store(self, timeout: float) -> Any:
+        """The key-value store at the address that the environment names; torchrun's agent holds it, or else rank 0."""
+        import torch.distributed as dist
+
+        held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return dist.TCPStore(
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), self.size, not held and self.rank == 0,
+            datetime.timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=not held,
+        )  # fmt: skip
+
+    def _round(self, store: Any, timeout: float) -> str:
+        """A name for this start of the ranks, which no other start has.
+
+        After a restart torchrun (torch 2.13) hands out the same store, with everything that the ranks before had
+        written into it: ranks that read one another's old addresses there wait for ever.  So every rank writes a
+        random word, rank 0 publishes the words of all, and the ranks go on when all have found their own in it.
+        """
+        word, seen = secrets.token_hex(8), ""
+        store.set(f"zeroblock/word/{self.rank}", word)
+        keys = [f"zeroblock/word/{rank}" for rank in range(self.size)]
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            if self.rank == 0 and store.check(keys):
+                store.set("zeroblock/words", b" ".join(store.multi_get(keys)))
+            words = store.get("zeroblock/words").decode() if store.check(["zeroblock/words"]) else ""
+            name = f"zeroblock/{hashlib.sha256(words.encode()).hexdigest()[:16]}"
+            if words and words.split()[self.rank : self.rank + 1] == [word]:
+                there = store.add(name, 0 if words == seen else 1)
+                seen = words
+                if there >= self.size:
+                    return name
+            time.sleep(POLL_SECONDS)
+        raise ZeroBlockError(f"the other ranks did not come within {timeout:g} s: start all {self.size} of them")
