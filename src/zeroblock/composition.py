@@ -14,6 +14,7 @@ from torch import nn
 from . import __version__
 from .errors import ZeroBlockError
 from .noise import VERSION
+from .ranks.wrapper import unwrapped
 from .subspace import Subspace
 
 T = TypeVar("T")
@@ -51,14 +52,15 @@ class Fixed(Generic[T]):
         vars(instance)[self.name] = value
 
 
-def check_model(model: object) -> None:
-    """Refuse parameters, which other optimizers take, in place of the model."""
+def check_model(model: object) -> nn.Module:
+    """The model without a wrapper for several processes; parameters, which other optimizers take, are refused."""
     if not isinstance(model, nn.Module):
         raise ZeroBlockError(
             f"ZeroOrder takes the model itself and not its parameters, got {type(model).__name__}: write "
             "zb.ZeroOrder(model, lr=...) and step(closure); Hugging Face's Trainer can do neither, take "
             "zb.integrations.ZeroOrderTrainer in its place"
         )
+    return unwrapped(model)
 
 
 def check_numbers(lr: float, weight_decay: float, clip: float | None) -> None:

@@ -115,7 +115,7 @@ class ZeroOrder(torch.optim.Optimizer):
         patience: int = 20,
         parallel: Parallel = "auto",
     ) -> None:
-        check_model(model)
+        model = check_model(model)
         check_numbers(lr, weight_decay, clip)
         interval, fold, patience = count("interval", interval), count("fold", fold), count("patience", patience)
         self.schedule: Schedule = schedule or Shuffled()
@@ -205,12 +205,13 @@ class ZeroOrder(torch.optim.Optimizer):
         plan = self.plan()
         if objective is not None:
             if self.team is not None and not self.team.introduced:
-                weights = [part.weight for part in objective.parts]
-                self.team.introduce(facts_of(self), weights, self.model.parameters())
+                weights, submits = [part.weight for part in objective.parts], objective.submits and plan.capturable
+                self.team.introduce(facts_of(self), weights, self.model.parameters(), submits and any(plan.mine))
             objective = self.watch.over(objective, plan)
         with exclusive(self.model), uninterrupted() as shield:
             numbers = submitted = None
-            if objective is not None and objective.submits and plan.capturable:
+            together = self.team is None or self.team.submits
+            if objective is not None and objective.submits and plan.capturable and together:
                 staged = objective.stage()
                 submitted = staged.graphs.run(plan, staged) if staged else None
                 numbers = submitted = submitted or stream.run(plan, objective)
@@ -251,6 +252,8 @@ class ZeroOrder(torch.optim.Optimizer):
         self.watch.see(record)
         if record.finite:
             self.turn = self.turns.observed(self.turn, record.block, record.coeffs)
+        elif self.team is not None:
+            self.team.hear(record.step)
         if self.listener is not None:
             self.listener(record)
 
@@ -329,6 +332,8 @@ class ZeroOrder(torch.optim.Optimizer):
         self.weights.initial = dict(state_dict["thresholds"])
         self.skipping.load(state_dict["skipped"], state_dict["run_of_bad"])
         self._settled = False
+        if self.team is not None:
+            self.team.introduced = False  # the other ranks may have loaded another state
         self._state.forget()
         steps = state_dict["steps"]
         self.enter(Turn(steps, steps // self.interval, state_dict["block"], tuple(state_dict["scores"])))

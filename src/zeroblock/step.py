@@ -14,6 +14,7 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -151,6 +152,7 @@ class Staged:
         active: the tensors of a plan's block by the piece that reads them.
         reserve: bytes of device memory that a plan's captured steps compute in, whichever block is active.
         device: where steps run.
+        weight: see :class:`Objective`.
     """
 
     graphs: Captures
@@ -162,6 +164,7 @@ class Staged:
     active: Callable[[Plan], dict[int, list[Member]]]
     reserve: Callable[[Plan], int]
     device: torch.device
+    weight: tuple[str, float] | None = None
 
 
 class Mean(Objective):
@@ -292,6 +295,15 @@ class Plan:
         return tuple(tuple(self.points[i] for i in group) for group in groups)
 
     @property
+    def measured(self) -> tuple[Point, ...]:
+        """The points that this process measures; on a GPU all of them together."""
+        return tuple(itertools.chain.from_iterable(self.mine))
+
+    def amount(self, weight: tuple[str, float] | None) -> float:
+        """How much this process's losses count among those of all; see :meth:`ranks.Team.amount`."""
+        return 1.0 if self.team is None else self.team.amount(weight)
+
+    @property
     def key(self) -> Key:
         """The address of this step's noise."""
         return Key(self.weights.seed, self.turn.step, clock=self.clock)
@@ -305,7 +317,6 @@ class Plan:
             and self.weights.restore == "copy"
             and not self.weight_decay
             and self.weights.capturable
-            and self.team is None
         )
 
     @property
@@ -333,7 +344,11 @@ class Plan:
         """
         if self.team is None:
             return losses
-        return self.team.gather(self.points, losses, [part.weight for part in objective.parts])
+        return self.team.gather(self.points, losses, [part.weight for part in objective.parts], self.turn.step)
+
+    def gather_on_device(self, losses: Tensor, amount: Tensor, live: bool = True) -> Tensor:
+        """The same where the losses stay on the device; ``amount`` is (1,) there, see :meth:`ranks.Team.submit`."""
+        return losses if self.team is None else self.team.submit(self.points, losses, amount, live)
 
     def shape(self, losses: Tensor) -> Numbers:
         """From the losses to the coefficients, on whatever device they are."""

@@ -10,5 +10,5 @@ from pool import Pool
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    with Pool(4, preload=["rank_case"]) as pool:
+    with Pool(4, preload=["rank_warm"]) as pool:
         yield pool

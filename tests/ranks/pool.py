@@ -13,11 +13,10 @@ import datetime
 import multiprocessing
 import os
 import pickle
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any, Self
 
 import torch
@@ -76,25 +75,20 @@ class Pool:
         return outcomes
 
     def outcomes(self, case: Callable[..., Any], *args: Any, size: int | None = None, **options: Any) -> list[Any]:
-        """The same with failures in the places of results; a rank that has died has an EOFError."""
-        pipes = self.pipes[: self.size if size is None else size]
-        for pipe in pipes:
-            pipe.send((case, args, options))
-        outcomes: dict[Any, Any] = {}
-        while len(outcomes) < len(pipes):
-            ready = wait([pipe for pipe in pipes if pipe not in outcomes], PATIENCE_S)
-            if not ready:
-                raise TimeoutError(f"ranks {[i for i, pipe in enumerate(pipes) if pipe not in outcomes]} hang")
-            for pipe in ready:
-                try:
-                    outcomes[pipe] = pickle.loads(pipe.recv_bytes())
-                except EOFError as error:
-                    outcomes[pipe] = error
-        return [outcomes[pipe] for pipe in pipes]
+        """The same with failures in the places of results."""
+        self.send(case, *args, size=size, **options)
+        return [self.answer(rank) for rank in range(self.size if size is None else size)]
 
-    def signal(self, rank: int, number: int) -> None:
-        """Send a rank a signal."""
-        os.kill(self.processes[rank].pid, number)
+    def send(self, case: Callable[..., Any], *args: Any, size: int | None = None, **options: Any) -> None:
+        """Start a case, whose outcomes ``answer`` waits for."""
+        for pipe in self.pipes[:size]:
+            pipe.send((case, args, options))
+
+    def answer(self, rank: int) -> Any:
+        """The outcome of one rank, whatever becomes of the others."""
+        if not self.pipes[rank].poll(PATIENCE_S):
+            raise TimeoutError(f"rank {rank} hangs")
+        return pickle.loads(self.pipes[rank].recv_bytes())
 
     def close(self) -> None:
         """End every rank."""
@@ -102,8 +96,6 @@ class Pool:
             with contextlib.suppress(OSError):
                 pipe.send(None)
         for process in self.processes:
-            with contextlib.suppress(OSError):
-                os.kill(process.pid, signal.SIGCONT)
             process.join(20)
             if process.is_alive():
                 process.kill()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..closure import evaluation
 from ..errors import Renamed, ZeroBlockError, ZeroBlockWarning
 from ..exclusive import exclusive
+from ..ranks.wrapper import unwrapped
 from ..run.graph import Graphs
 from ..task.encoding import Encoded
 from . import bridge, trial
@@ -66,6 +67,7 @@ class Engine(Forward):
     ) -> None:
         if max_tokens is not None and max_tokens < 1:
             raise ZeroBlockError(f"max_tokens must be at least 1, got {max_tokens}")
+        model = unwrapped(model)
         super().__init__(model)
         on_gpu = self.device.type == "cuda"
         if graphs and not on_gpu:

@@ -99,6 +99,7 @@ class BatchObjective(Objective):
             self._active,
             functools.partial(self._reserved, len(row.tokens), len(row.keep)),
             self.forward.device,
+            self.weight,
         )
 
     def _bound(self, row: Row, size: int, batch: Tensor) -> BatchObjective:

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -82,25 +82,32 @@ class Channel:
         texts = self.gather(padded)
         return [json.loads(bytes(text[:n].tolist())) for text, n in zip(texts, lengths, strict=True)]
 
-    def fail(self, message: Tensor, reason: str) -> None:
+    def fail(self, message: Tensor, step: int, reason: str) -> None:
         """Send the others a message that says that this rank has failed, without waiting long for them."""
         with contextlib.suppress(Exception):
             if self._store is not None:
-                self._store.set(f"reason/{self.ranks.rank}", reason)
+                self._store.set(f"reason/{step}/{self.ranks.rank}", reason)
+                self._store.set(f"failed/{step}", "")
             _, work = self._begin(message)
             if self.device.type == "cpu":
                 work.wait(datetime.timedelta(seconds=FAREWELL_S))
 
-    def failure(self, failed: Sequence[int]) -> ZeroBlockError:
+    def failure(self, step: int, failed: Sequence[int]) -> ZeroBlockError:
         """The error for a step that some ranks could not measure."""
         reasons = []
         for rank in failed:
             reason = "an error"
             with contextlib.suppress(Exception):
-                if self._store is not None and self._store.check([f"reason/{rank}"]):
-                    reason = self._store.get(f"reason/{rank}").decode()
+                if self._set(f"reason/{step}/{rank}"):
+                    reason = self._store.get(f"reason/{step}/{rank}").decode()
             reasons.append(f"rank {self.ranks.names[rank]}: {reason}")
-        return ZeroBlockError(f"the step was not taken, because of {'; '.join(reasons)}")
+        return ZeroBlockError(f"step {step} was not taken, because of {'; '.join(reasons)}")
+
+    def complain(self, step: int) -> None:
+        """Raise if a rank has said that it failed in a step."""
+        if self._set(f"failed/{step}"):
+            failed = [rank for rank in range(self.ranks.size) if self._set(f"reason/{step}/{rank}")]
+            raise self.failure(step, failed)
 
     def _begin(self, message: Tensor) -> tuple[Tensor, Any]:
         sent = message.to(self.device).contiguous().view(-1)
@@ -117,12 +124,13 @@ class Channel:
                 work.wait(datetime.timedelta(seconds=PULSE_S))
                 return
             except RuntimeError:
-                if work.is_completed() or self._called(["broken"]):
+                if work.is_completed() or self._set("broken"):
                     raise
 
-    def _called(self, keys: Iterable[str]) -> bool:
+    def _set(self, key: str) -> bool:
+        """Whether any rank has set a key of the group's store."""
         with contextlib.suppress(Exception):
-            return self._store is not None and bool(self._store.check(list(keys)))
+            return self._store is not None and bool(self._store.check([key]))
         return False
 
     def _broken(self, error: Exception) -> ZeroBlockError:
@@ -135,17 +143,15 @@ class Channel:
                 end = time.monotonic() + ROLL_CALL_S
                 missing = list(range(self.ranks.size))
                 while missing and time.monotonic() < end:
-                    missing = [rank for rank in missing if not self._store.check([f"here/{rank}"])]
+                    missing = [rank for rank in missing if not self._set(f"here/{rank}")]
                     if missing:
                         time.sleep(0.1)
-        who = f"{_ranks(self.ranks.names[rank] for rank in missing)} no longer answer" if missing else "a rank failed"
+        names = ", ".join(str(self.ranks.names[rank]) for rank in missing)
+        who = {0: "a rank failed", 1: f"rank {names} no longer answers"}.get(
+            len(missing), f"ranks {names} no longer answer"
+        )
         first = str(error).strip().partition("\n")[0]
         return ZeroBlockError(f"{who}, and ranks take every step together: {AGAIN} ({type(error).__name__}: {first})")
-
-
-def _ranks(names: Iterable[int]) -> str:
-    listed = [str(name) for name in names]
-    return f"rank {listed[0]}" if len(listed) == 1 else f"ranks {', '.join(listed)}"
 
 
 def _backend(group: Any, kind: str) -> str | None:

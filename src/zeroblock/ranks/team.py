@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ..direction import Point
-from ..errors import ZeroBlockError
+from ..errors import ZeroBlockError, ZeroBlockWarning
 from .channel import Channel
 from .checksum import checksum
 from .layout import Ranks
@@ -35,8 +36,9 @@ class Team:
         """Micro-batches per rank that a message has room for."""
         self.unit: str | None = None
         """The unit that losses are means over, where all ranks have the same."""
+        self.submits = False
+        """Whether steps are submitted to the GPU, the message with them; then every rank has one micro-batch."""
         self._channel: Channel | None = None
-        self._shares: Shares | None = None
 
     @property
     def channel(self) -> Channel:
@@ -45,20 +47,32 @@ class Team:
             self._channel = Channel(self.ranks, next(iter(self.params.values())).device)
         return self._channel
 
-    def introduce(self, facts: Mapping[str, object], weights: Sequence[Weight | None], every: Iterable[Tensor]) -> None:
+    def introduce(
+        self, facts: Mapping[str, object], weights: Sequence[Weight | None], every: Iterable[Tensor], submits: bool
+    ) -> None:
         """Compare with the other ranks everything that must be equal, once, before the first step.
 
         Args:
             facts: by name.
             weights: of this rank's micro-batches at the first step.
             every: all tensors of the model, whose checksum is a fact, too.
+            submits: whether this rank could submit its steps to the GPU.
         """
         own = {name: str(fact) for name, fact in facts.items()} | {"weights": f"{checksum(every):016x}"}
         unit = common_unit([None if weight is None else weight[0] for weight in weights])
-        told = self.channel.exchange({"facts": own, "unit": unit, "count": len(weights)})
+        if submits and not self.channel.captures:
+            warnings.warn(
+                "the process group cannot send a message as part of a step on the GPU, so every step waits for the "
+                "host: init_process_group('nccl') can, with one GPU per rank",
+                ZeroBlockWarning,
+                stacklevel=4,
+            )
+        ready = submits and self.channel.captures and len(weights) == 1
+        told = self.channel.exchange({"facts": own, "unit": unit, "count": len(weights), "submits": ready})
         self._compare([one["facts"] for one in told])
         self.unit = common_unit([one["unit"] for one in told if one["count"]])
         self.capacity = max(1, *(one["count"] for one in told))
+        self.submits = all(one["submits"] for one in told)
         self.introduced = True
 
     def _compare(self, facts: list[dict[str, str]]) -> None:
@@ -92,13 +106,22 @@ class Team:
         share = self.ranks.place[1]
         return found.probes(share) if self.ranks.by_probe else found.points[share : share + 1]
 
-    def gather(self, points: Sequence[Point], losses: Tensor, weights: Sequence[Weight | None]) -> Tensor:
+    def admit(self, count: int, step: int) -> None:
+        """Refuse several micro-batches in a step of a run whose steps are submitted with one per rank."""
+        if self.submits and count > 1:
+            raise ZeroBlockError(
+                f"this rank has {count} micro-batches at step {step}, and steps that are submitted to GPUs have one "
+                "per rank: give one in every step, or a list of several from the first step on"
+            )
+
+    def gather(self, points: Sequence[Point], losses: Tensor, weights: Sequence[Weight | None], step: int) -> Tensor:
         """(points,) the mean loss of all micro-batches of all ranks at each point, on the host.
 
         Args:
             points: of the step.
             losses: (micro-batches, points of this rank) in fp64.
             weights: (micro-batches,).
+            step: its number.
         """
         found, amounts = self.shares(points), amounts_of(weights, self.unit)
         while True:
@@ -106,14 +129,35 @@ class Team:
             codes = table[:, 0, 0].tolist()
             failed = [rank for rank, code in enumerate(codes) if code == FAILED]
             if failed:
-                raise self.channel.failure(failed)
+                raise self.channel.failure(step, failed)
             wanted = max((int(FAILED - code) for code in codes if code < FAILED), default=0)
             if wanted <= self.capacity:
                 return mean(*found.unpack(table, self.ranks.grid))
             self.capacity = wanted
 
+    def submit(self, points: Sequence[Point], losses: Tensor, amount: Tensor, live: bool = True) -> Tensor:
+        """The same on the GPU, without waiting: every rank has one micro-batch.
+
+        Args:
+            points: of the step.
+            losses: (points of this rank,) on the device.
+            amount: (1,) fp64 on the device; see :meth:`amount`.
+            live: False sends nothing, and takes this rank's losses for those of all others: to compile kernels.
+        """
+        found = self.shares(points)
+        rest = losses.new_zeros(found.width - len(losses), dtype=torch.float64)
+        row = torch.cat([amount, losses.double(), rest])
+        out = row.new_empty(self.ranks.size * len(row)) if live else row.repeat(self.ranks.size)
+        if live:
+            self.channel.submit(row, out)
+        return mean(*found.unpack(out.view(self.ranks.size, 1, -1), self.ranks.grid))
+
+    def amount(self, weight: Weight | None) -> float:
+        """How much a micro-batch counts; NaN where it is not a mean over the unit of all ranks."""
+        return amounts_of([weight], self.unit)[0]
+
     @contextlib.contextmanager
-    def telling(self, points: Sequence[Point]) -> Iterator[None]:
+    def telling(self, points: Sequence[Point], step: int) -> Iterator[None]:
         """A context in which an error on this rank ends the step on all of them, with its reason."""
         try:
             yield
@@ -121,8 +165,13 @@ class Team:
             message = self.shares(points).pack(torch.empty(0, 0), [], self.capacity)
             message[0, 0], message[:, 1:] = FAILED, torch.nan
             first = str(error).strip().partition("\n")[0][:200]
-            self.channel.fail(message, f"{type(error).__name__}: {first}" if first else type(error).__name__)
+            self.channel.fail(message, step, f"{type(error).__name__}: {first}" if first else type(error).__name__)
             raise
+
+    def hear(self, step: int) -> None:
+        """Raise if a submitted step, whose loss was not finite, failed on another rank."""
+        if self.submits:
+            self.channel.complain(step)
 
     def agree(self, step: int) -> None:
         """Raise unless the weights of all ranks are equal to the bit, naming the ranks that differ.

@@ -32,7 +32,7 @@ MAX_GRAPHS = 8192
 """Graphs at a time; drivers give small ones memory that does not show."""
 CUBLAS_BYTES = 1 << 25
 """Bytes that cuBLAS keeps on a stream of a recent GPU."""
-CONTROLS = 4
+CONTROLS = 5
 """Numbers before the batch in the buffer of inputs."""
 MIN_INPUTS = 1 << 16
 """Length of the buffer of inputs: rows of some ten thousand tokens."""
@@ -52,22 +52,24 @@ class _Inputs(NamedTuple):
     """(1,) int64: zero in a trial run, which moves nothing."""
     lr: Tensor
     """(1,) fp64."""
+    amount: Tensor
+    """(1,) fp64: how much the batch counts among those of all ranks."""
     batch: Tensor
     """(n,) int64: the objective's batch."""
 
     @classmethod
     def over(cls, flat: Tensor) -> _Inputs:
-        clock, live, lr, batch = flat.split([2, 1, 1, len(flat) - CONTROLS])
-        return cls(flat, clock, live, lr.view(torch.float64), batch)
+        clock, live, lr, amount, batch = flat.split([2, 1, 1, 1, len(flat) - CONTROLS])
+        return cls(flat, clock, live, lr.view(torch.float64), amount.view(torch.float64), batch)
 
     @staticmethod
-    def filled(plan: Plan, batch: Tensor, live: bool) -> Tensor:
+    def filled(plan: Plan, staged: Staged, live: bool) -> Tensor:
         """The numbers of a step in such a buffer on the host, pinned."""
-        flat = torch.empty(len(batch) + CONTROLS, dtype=torch.int64, pin_memory=True)
+        flat = torch.empty(len(staged.batch) + CONTROLS, dtype=torch.int64, pin_memory=True)
         whole = flat.numpy()  # single numbers are set ten times as fast as in a tensor
         whole[:3] = plan.turn.step, plan.turn.number * plan.weights.interval, live
-        whole[3:4].view(np.float64)[0] = plan.lr
-        whole[CONTROLS:] = batch.numpy()
+        whole[3:CONTROLS].view(np.float64)[:] = plan.lr, plan.amount(staged.weight)
+        whole[CONTROLS:] = staged.batch.numpy()
         return flat
 
 
@@ -93,6 +95,7 @@ class Graphs:
         self._frames: OrderedDict[tuple[object, ...], Frame] = OrderedDict()
         self._updates: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
         self._numbers: dict[object, Numbers] = {}
+        self._losses: dict[object, Tensor] = {}
         self._warm: set[tuple[object, ...]] = set()
         self._checked = False
         self._inputs: _Inputs | None = None
@@ -151,6 +154,7 @@ class Graphs:
         self._frames.clear()
         self._updates.clear()
         self._numbers.clear()
+        self._losses.clear()
         self._warm.clear()
         self._pool, self.shared, self._checked, self._owner = None, 0, False, plan.weights
         size = max(MIN_INPUTS, 2 * len(staged.batch) + CONTROLS)
@@ -165,7 +169,7 @@ class Graphs:
 
     def _fill(self, plan: Plan, staged: Staged, live: bool) -> None:
         assert self._inputs is not None
-        filled = _Inputs.filled(plan, staged.batch, live)
+        filled = _Inputs.filled(plan, staged, live)
         self._inputs.flat[: len(filled)].copy_(filled, non_blocking=True)
 
     def _captured(self, plan: Plan, staged: Staged, frame: Frame) -> list[torch.cuda.CUDAGraph] | None:
@@ -227,11 +231,18 @@ class _Capture:
         points, probes = len(plan.points), plan.estimator.probes
         flat = torch.empty(1 + points + probes, dtype=torch.float64, device=staged.device)
         self.numbers = graphs._numbers.setdefault(plan.estimator, Numbers(flat, points))
+        self.points = self.plan.measured
+        self.losses = self.numbers.losses
+        """(points,) where the pass leaves the losses: this rank's, if there are others."""
+        if plan.team is not None:
+            own = torch.empty(len(self.points), dtype=torch.float64, device=staged.device)
+            self.losses = graphs._losses.setdefault(plan.estimator, own)
 
     def string(self) -> list[torch.cuda.CUDAGraph]:
         """Capture what is missing; the graphs of the step, in order."""
         with self.recorder.saved():
-            return [*self._measuring(), self._update()]
+            gather = [] if self.plan.team is None else [self._gather()]
+            return [*self._measuring(), *gather, self._update()]
 
     def _measuring(self) -> list[torch.cuda.CUDAGraph]:
         graphs, frame = self.graphs, self.frame
@@ -240,7 +251,8 @@ class _Capture:
         eager = None
         if not outside <= graphs._warm:  # kernels are compiled and libraries set up outside the capture
             with self.recorder.tried():
-                eager = self._numbers_of(self.objective.losses(self.plan.points))
+                eager = self.objective.losses(self.points).double()
+                self._shape(eager, live=False)
             graphs._warm |= outside
         if len(pieces) == 1:
             self._whole(pieces[0])
@@ -256,7 +268,7 @@ class _Capture:
             for graph in string:
                 graph.replay()
             graphs._checked = True
-            if not bool(((self.numbers.losses - eager.losses).abs() <= TOLERANCE * (1 + eager.losses.abs())).all()):
+            if not bool(((self.losses - eager).abs() <= TOLERANCE * (1 + eager.abs())).all()):
                 graphs.whole = True
                 frame.graphs.clear()
                 return self._measuring()
@@ -264,7 +276,7 @@ class _Capture:
 
     def _pieces(self, count: int) -> list[Piece]:
         """What the pieces of this step's pass depend on."""
-        plan, rows = self.plan, len(self.plan.points)
+        plan, rows = self.plan, len(self.points)
         active = self.staged.active(plan) if count > 1 else {0: plan.members}
         pieces, before = [], 1
         for k in range(count):
@@ -283,7 +295,7 @@ class _Capture:
         """Capture a pass that cannot be cut."""
         if piece.key not in self.frame.graphs:
             with self.recorder.recorded(piece.key):
-                self._tell(self.objective.losses(self.plan.points))
+                self._tell(self.objective.losses(self.points))
 
     def _opening(self) -> torch.cuda.CUDAGraph:
         """The first piece at the weights as they are, which also computes what all layers of a row are given."""
@@ -309,7 +321,7 @@ class _Capture:
         self.frame.carry(first.after)
         tape = Ends(self.recorder, begins, ends, parted=last.before > 1)
         with tape.unwanted, contextlib.suppress(FinishedError):
-            self._tell(self.objective.losses(self.plan.points, tape))
+            self._tell(self.objective.losses(self.points, tape))
             self.recorder.end()
 
     def _layers(self, pieces: list[Piece]) -> None:
@@ -320,7 +332,7 @@ class _Capture:
 
         def run(k: int, hidden: Tensor) -> Tensor:
             piece = pieces[k]
-            points = self.plan.points if piece.active else ()
+            points = self.points if piece.active else ()
             return self.objective.layer(k - 1, hidden, self.frame.calls[k - 1], points, parted=piece.before > 1)
 
         with self.objective.layers():
@@ -328,10 +340,27 @@ class _Capture:
                 capture(self.recorder, stretch, run, self.graphs._warm)
 
     def _tell(self, losses: Tensor) -> None:
-        self.numbers.flat.copy_(self._numbers_of(losses).flat)
+        """Leave the losses of a pass where the next graph finds them."""
+        if self.plan.team is None:
+            self._shape(losses, live=True)
+        else:
+            self.losses.copy_(losses)
 
-    def _numbers_of(self, losses: Tensor) -> Numbers:
-        return self.plan.shape(losses)
+    def _shape(self, losses: Tensor, live: bool) -> None:
+        """From the losses of this rank to the numbers of the step; without ``live`` nothing is sent."""
+        gathered = self.plan.gather_on_device(losses, self.inputs.amount, live)
+        self.numbers.flat.copy_(self.plan.shape(gathered).flat)
+
+    def _gather(self) -> torch.cuda.CUDAGraph:
+        """The message of a step.  It is never sent while graphs are captured: other ranks may have theirs already."""
+        key: tuple[object, ...] = ("gather", self.plan.estimator)
+        graph = self.graphs._updates.get(key)
+        if graph is None:
+            self._shape(self.losses, live=False)
+            with self.recorder.recorded(key):
+                self._shape(self.losses, live=True)
+            graph = self.graphs._updates[key] = self.frame.graphs.pop(key)
+        return graph
 
     def _update(self) -> torch.cuda.CUDAGraph:
         graph = self.graphs._updates.get(self.memory)

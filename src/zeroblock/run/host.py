@@ -37,7 +37,7 @@ def run(plan: Plan, objective: Objective, shield: Shield) -> Numbers:
 def measure(plan: Plan, objective: Objective, shield: Shield | None = None) -> Numbers:
     """The numbers of a step that is not taken yet; θ is the same, bit for bit, on return."""
     opened, grads = contextlib.nullcontext() if shield is None else shield.opened(), _grads(plan)
-    with contextlib.nullcontext() if plan.team is None else plan.team.telling(plan.points):
+    with contextlib.nullcontext() if plan.team is None else plan.team.telling(plan.points, plan.turn.step):
         with exclusive(plan.weights.model), evaluation(plan.weights.model), opened:
             losses = _losses(plan, objective) if plan.team is None else _shared_losses(plan, objective)
         if _grads(plan) > grads:
@@ -56,6 +56,7 @@ def _shared_losses(plan: Plan, objective: Objective) -> Tensor:
     """(micro-batches, points) the losses of each of this rank's micro-batches at each point that it measures."""
     assert plan.team is not None
     parts, mine = objective.parts, [i for group in plan.team.mine(plan.points) for i in group]
+    plan.team.admit(len(parts), plan.turn.step)
     if plan.weights.restore == "subtract":  # every rank takes the whole walk, which moves 16-bit weights
         wanted = iter([i in mine for i in range(len(plan.points))])
         walked = visit(plan.points, lambda: [value_of(part) for part in parts] if next(wanted) else None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from ..closure import evaluation
@@ -20,13 +22,14 @@ def run(plan: Plan, objective: Objective) -> Numbers | None:
     Returns:
         The numbers, on the device; None, and nothing moved, where the objective needs the host.
     """
-    with exclusive(plan.weights.model), evaluation(plan.weights.model):
-        losses = objective.submit(plan.points)
+    telling = contextlib.nullcontext() if plan.team is None else plan.team.telling(plan.points, plan.turn.step)
+    with telling, exclusive(plan.weights.model), evaluation(plan.weights.model):
+        losses = objective.submit(plan.measured)
     if losses is None:
         return None
     plan.prepare()
-    numbers = plan.shape(plan.gather(losses, objective))
-    rate = torch.tensor([plan.lr, 1.0], dtype=torch.float64)
-    lr, live = (rate.pin_memory() if losses.is_cuda else rate).to(losses.device, non_blocking=True).split(1)
+    rate = torch.tensor([plan.lr, 1.0, plan.amount(objective.weight)], dtype=torch.float64)
+    lr, live, amount = (rate.pin_memory() if losses.is_cuda else rate).to(losses.device, non_blocking=True).split(1)
+    numbers = plan.shape(plan.gather_on_device(losses, amount))
     plan.update_on_device(numbers.coeffs, lr, live)  # last: a failure before it has moved nothing
     return numbers
