@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,7 @@ def travelled(
     own: dict[int, dict[str, Any]] | None = None,
     version: dict[int, str] | None = None,
     flip: tuple[int, int] | None = None,
+    freeze: tuple[int, int, float] | None = None,
 ) -> tuple[int, str, int, str]:
     """Make or resume a run; the ranks besides ``writer`` have no folder of it.
 
@@ -65,6 +67,7 @@ def travelled(
         own: settings that some ranks have in place of these.
         version: of zeroblock, of some ranks.
         flip: a rank, and the step after which one bit of its weights changes.
+        freeze: a rank, the step after which it is stopped, and for how many seconds.
 
     Returns:
         Steps, why it stopped, the status, a digest of the weights.
@@ -82,13 +85,16 @@ def travelled(
             models.append(workload.model)
             return workload
 
-        def flipping(self: Session, record: Any) -> None:
+        def meddling(self: Session, record: Any) -> None:
             on_step(self, record)
+            if freeze is not None and (rank, record.step) == freeze[:2]:
+                subprocess.Popen(["sh", "-c", f"sleep {freeze[2]}; kill -CONT {os.getpid()}"])
+                os.kill(os.getpid(), signal.SIGSTOP)
             if flip is not None and (rank, record.step) == flip:
                 next(models[-1].parameters()).data.view(-1)[5].mul_(1 + 2**-23)
 
         patch.setattr(joint, "prepare", spy)
-        patch.setattr(Session, "_on_step", flipping)
+        patch.setattr(Session, "_on_step", meddling)
         patch.setattr(joint, "__version__", (version or {}).get(rank, joint.__version__))
         result = (
             resume(folder, view)

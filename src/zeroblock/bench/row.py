@@ -128,7 +128,7 @@ def check(path: Path, kind: type = BenchRow) -> None:
     except UnicodeDecodeError as error:
         raise ZeroBlockError(f"{path} is not UTF-8, so zeroblock bench did not write it; give another file") from error
     if header != _columns(kind):
-        name = "step" if kind is BenchRow else "run"
+        name = {"BenchRow": "step", "RunRow": "run"}.get(kind.__name__, "ranks")
         raise ZeroBlockError(f"{path} has other columns than bench {name} writes; give another file")
 
 

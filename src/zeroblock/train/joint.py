@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -66,8 +67,9 @@ def shared(config: Config, peers: Peers, tell: Callable[[str], None], *, begins:
         config = config.replace(parallel="data")
     from ..ranks import Ranks
 
-    grid = Ranks.of(config.parallel, probes=config.probes).grid
-    rows, columns = len(grid), len(grid[0])
+    ranks = Ranks.of(config.parallel, probes=config.probes)
+    assert ranks is not None
+    rows, columns = len(ranks.grid), len(ranks.grid[0])
     if begins and config.shares is None and rows > 1:
         shares = -(-rows // config.accumulate)
         if shares > config.batch_size:
@@ -94,7 +96,8 @@ def measured_alike(config: Config) -> Iterator[None]:
     if dist.is_initialized() or "probes" not in (config.parallel or ""):
         yield
         return
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    stores: Any = dist  # torch does not say that it exports them
+    dist.init_process_group("gloo", store=stores.HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:

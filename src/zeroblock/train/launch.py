@@ -70,6 +70,7 @@ class Launch:
 
         from ..model import find_device
 
+        stores: Any = dist  # torch does not say that it exports them
         backend = "gloo"
         if (place := find_device(device)).type == "cuda":
             if place.index is not None:
@@ -79,7 +80,7 @@ class Launch:
             if self.local_size <= count:  # NCCL takes one process per GPU
                 backend = "cpu:gloo,cuda:nccl"
         try:
-            store = dist.PrefixStore(self._round(whole := self._store(timeout), timeout), whole)
+            store = stores.PrefixStore(self._round(whole := self._store(timeout), timeout), whole)
             wait = datetime.timedelta(seconds=timeout)
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=wait)
         except (RuntimeError, ValueError, KeyError) as error:
@@ -97,8 +98,9 @@ class Launch:
         """The key-value store at the address that the environment names; torchrun's agent holds it, or else rank 0."""
         import torch.distributed as dist
 
+        stores: Any = dist
         held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return dist.TCPStore(
+        return stores.TCPStore(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), self.size, not held and self.rank == 0,
             datetime.timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=not held,
         )  # fmt: skip

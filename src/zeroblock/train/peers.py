@@ -61,8 +61,9 @@ class Peers:
         from ..ranks import Ranks
         from ..ranks.channel import Channel
 
-        channel = Channel(Ranks.of("data"), torch.device("cpu"))
-        return cls(dist.get_rank(), dist.get_world_size(), 0, channel)
+        ranks = Ranks.of("data")
+        assert ranks is not None
+        return cls(dist.get_rank(), dist.get_world_size(), 0, Channel(ranks, torch.device("cpu")))
 
     def led_by(self, leader: int) -> Peers:
         """The same ranks with another leader."""
