@@ -67,7 +67,7 @@ def travelled(
         own: settings that some ranks have in place of these.
         version: of zeroblock, of some ranks.
         flip: a rank, and the step after which one bit of its weights changes.
-        freeze: a rank, the step after which it is stopped, and for how many seconds.
+        freeze: a rank, the step after which it is stopped, and the seconds until it is killed.
 
     Returns:
         Steps, why it stopped, the status, a digest of the weights.
@@ -88,7 +88,7 @@ def travelled(
         def meddling(self: Session, record: Any) -> None:
             on_step(self, record)
             if freeze is not None and (rank, record.step) == freeze[:2]:
-                subprocess.Popen(["sh", "-c", f"sleep {freeze[2]}; kill -CONT {os.getpid()}"])
+                subprocess.Popen(["sh", "-c", f"sleep {freeze[2]}; kill -KILL {os.getpid()}"])
                 os.kill(os.getpid(), signal.SIGSTOP)
             if flip is not None and (rank, record.step) == flip:
                 next(models[-1].parameters()).data.view(-1)[5].mul_(1 + 2**-23)
