@@ -209,12 +209,18 @@ def test_flags_that_cannot_work_are_refused_with_the_fix(tmp_path: Path, args: d
         zb.integrations.ZeroOrderTrainer(model=model(), args=given, train_dataset=rows())
 
 
-@pytest.mark.parametrize(("name", "message"), [("n_gpu", "CUDA_VISIBLE_DEVICES=0"), ("world_size", "drift apart")])
-def test_several_devices_are_refused(tmp_path: Path, name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_devices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trainer(tmp_path)
-    monkeypatch.setattr(transformers.TrainingArguments, name, property(lambda self: 2))  # this machine has one
-    with pytest.raises(zb.ZeroBlockError, match=message):
+    monkeypatch.setattr(transformers.TrainingArguments, "n_gpu", property(lambda self: 2))  # this machine has one
+    with pytest.raises(zb.ZeroBlockError, match="CUDA_VISIBLE_DEVICES=0"):
         zb.integrations.ZeroOrderTrainer.__init__(run, model=run.model, args=run.args)
+
+
+def test_several_processes_need_an_optimizer_that_joins_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trainer(tmp_path)
+    monkeypatch.setattr(transformers.TrainingArguments, "world_size", property(lambda self: 2))
+    with pytest.raises(zb.ZeroBlockError, match="drift apart"):
+        run.create_optimizer()
 
 
 def test_flags_without_effect_are_named_and_bf16_of_fp32_weights_is_warned_of(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from zeroblock.method import METHODS
 from zeroblock.ranks import channel
 from zeroblock.step import Objective
 
-STEPS = 4
+STEPS = 3
 Outcome = tuple[dict[str, Tensor], list[zb.Record]]
 
 
@@ -57,9 +57,9 @@ def trained(
     name: str, dtype: torch.dtype, batches: Callable[[nn.Module, int], Any], steps: int = STEPS, **options: Any
 ) -> Outcome:
     """Weights and records of a run; ``batches`` gives the objective of a step."""
-    model = Tiny(depth=2, dtype=dtype)
+    model = Tiny(depth=1, dtype=dtype)
     if name in ("lozo", "lozo_m", "mezo_bcd_adam"):
-        options = {"interval": 3, **options}
+        options = {"interval": 2, **options}
     optimizer = METHODS[name](model, lr=5e-3, **options)
     records: list[zb.Record] = []
     optimizer.listener = records.append
@@ -209,7 +209,7 @@ def flipped(every: int) -> int:
 
 def stumbling(error: str) -> tuple[str, Outcome]:
     """Rank 3 fails in its third step, all hear of it, and all go on; the error of this rank, and the outcome."""
-    model = Tiny(depth=2)
+    model = Tiny(depth=1)
     optimizer = zb.mezo_bcd(model, lr=5e-3)
     records: list[zb.Record] = []
     optimizer.listener = records.append
@@ -244,7 +244,7 @@ def not_finite() -> Outcome:
 
 def wrapped(on: str) -> tuple[Outcome, int]:
     """DistributedDataParallel, with the optimizer on the wrapper or on the model; and the messages of its buffers."""
-    model = Tiny(depth=2)
+    model = Tiny(depth=1)
     model.register_buffer("seen", torch.zeros(3))
     wrapper = DistributedDataParallel(model)
     broadcasts = []
@@ -308,3 +308,27 @@ def packed(share: list[list[int]]) -> Outcome:
         optimizer.step([objective(examples) for examples in mine])
     assert engine.forked
     return snapshot(model), records
+
+
+def by_trainer(folder: str, accumulated: int, **options: Any) -> tuple[Outcome, list[str]]:
+    """Hugging Face's Trainer on rows in order; ``accumulated`` micro-batches per rank and step."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "integrations"))
+    trainer_toy = importlib.import_module("trainer_toy")
+    if dist.is_initialized():
+        os.environ.update(RANK=str(dist.get_rank()), WORLD_SIZE=str(dist.get_world_size()), LOCAL_RANK="0")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")  # the group is up already
+
+    class InOrder(zb.integrations.ZeroOrderTrainer):
+        def _get_train_sampler(self, *args: Any) -> Any:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    args = trainer_toy.arguments(
+        Path(folder), per_device_train_batch_size=2, gradient_accumulation_steps=accumulated, max_steps=3,
+        save_strategy="steps", save_steps=3,
+    )  # fmt: skip
+    trainer = InOrder(
+        model=trainer_toy.model(), args=args, train_dataset=trainer_toy.rows(24), data_collator=trainer_toy.Collator(),
+        **options,
+    )  # fmt: skip
+    trainer.train()
+    return (snapshot(trainer.model), trainer.ledger.records), sorted(p.name for p in Path(folder).rglob("*.zbj"))

@@ -7,8 +7,11 @@ import sys
 import rank_case
 import torch
 
+import zeroblock as zb
+
 if "pytest" not in sys.modules:
     torch.set_num_threads(1)
     for name in ("mezo_adam", "lozo_m"):
         rank_case.alone(name, torch.bfloat16, 1, steps=1)
-    rank_case.decoders().decoder("llama")
+    zb.Engine(rank_case.decoders().decoder("llama"))
+    assert zb.integrations.ZeroOrderTrainer

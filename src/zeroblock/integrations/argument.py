@@ -34,11 +34,6 @@ def check(args: Any, model: nn.Module, optimizer_cls_and_kwargs: object) -> None
             f"the Trainer would spread the model over {args.n_gpu} GPUs by DataParallel, whose copies of the weights "
             "are never perturbed: choose one, CUDA_VISIBLE_DEVICES=0"
         )
-    if args.world_size > 1:
-        raise ZeroBlockError(
-            f"{args.world_size} processes would each measure their own data and their weights would drift apart: "
-            "start one process (python, not torchrun or accelerate launch)"
-        )
     if getattr(args, "deepspeed", None) or getattr(args, "fsdp", None):
         raise ZeroBlockError(
             "DeepSpeed and FSDP shard gradients and their state, of which there are none: leave both out"

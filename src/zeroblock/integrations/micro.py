@@ -28,7 +28,7 @@ class Micro(NamedTuple):
     """One micro-batch.
 
     Args:
-        model: as the Trainer wraps it.
+        model: the Trainer's, without a wrapper for several processes.
         inputs: the batch, on the host.
         items: the number of scored tokens in all micro-batches of the step, if the Trainer counts them.
     """
@@ -62,13 +62,37 @@ class MicroBatches:
         """The objective of the step that the waiting micro-batches make up."""
         step, self.waiting = self.waiting, []
         if self.packed:
+            first = not self._checked
             try:
-                return self._packed_objectives(step)
+                objectives, reason = self._packed_objectives(step), ""
             except BridgeError as error:
-                self._tell(str(error))
+                objectives, reason = [], str(error)
+            reason = self._shared(reason, first)
+            if not reason:
+                return objectives
+            self._tell(reason)
         return functools.partial(self._loss, step)
 
+    def _shared(self, reason: str, first: bool) -> str:
+        """Why a step cannot be packed on any rank; all ranks measure the same loss, in the same way.
+
+        Args:
+            reason: on this rank; empty where it can.
+            first: whether the ranks have not compared their reasons yet.
+        """
+        team = self.trainer.zero_order.team
+        if team is None:
+            return reason
+        if first:
+            reason = next(filter(None, team.channel.exchange(reason)), "")
+            self.packed = not reason
+        elif reason:
+            raise ZeroBlockError(f"a batch of this rank cannot be packed, and others can: give packed=False ({reason})")
+        return reason
+
     def _packed_objectives(self, step: list[Micro]) -> list[Closure]:
+        if self.trainer.args.world_size > 1 and not self.trainer.args.average_tokens_across_devices:
+            raise BridgeError("ranks have equal shares without average_tokens_across_devices, whatever their tokens")
         if self._engine is None:
             self._engine = self._tried(step[0].model)
         if len(step) > 1 and not self._summed(step):

@@ -14,6 +14,7 @@ from .. import method as methods
 from ..errors import ZeroBlockError
 from ..journal.format import locate
 from ..optimizer import ZeroOrder
+from ..ranks.wrapper import unwrapped
 from ..rerun import replay
 from . import argument
 from .ledger import Ledger
@@ -37,6 +38,9 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
     The Trainer's loop, schedulers, callbacks, evaluation and checkpoints stay as they are.  The micro-batches of
     ``gradient_accumulation_steps`` are one step, whose loss is the mean over the scored tokens of all of them.
     ``learning_rate``, ``weight_decay``, ``seed`` and the scheduler come from ``TrainingArguments``.
+
+    Under torchrun or ``accelerate launch`` the ranks share the data: each measures its own micro-batches, and all take
+    the step that one process would take with the micro-batches of all of them.
 
     A checkpoint holds what the Trainer saves, and ``journal.zbj``, the record of every step since the base weights.
 
@@ -129,6 +133,12 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
                 f"the optimizer was built on another {type(optimizer.model).__name__} than the Trainer's: give its "
                 "name or a function to method=, then the Trainer builds it"
             )
+        if self.args.world_size > 1 and optimizer.team is None:
+            raise ZeroBlockError(
+                f"{self.args.world_size} processes would each measure their own data and their weights would drift "
+                "apart: give method= a name or a function, so that the optimizer is built when the processes are up, "
+                "and leave parallel=None out"
+            )
         if optimizer.fold > 1:
             raise ZeroBlockError("fold holds steps beside the weights, which evaluation would not see: leave it out")
         return optimizer
@@ -152,7 +162,7 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
     ) -> Tensor:
         """Collect a micro-batch; the Trainer's ``optimizer.step()`` measures all of them."""
         model.train()
-        self._micro_batches.add(Micro(model, inputs, num_items_in_batch))
+        self._micro_batches.add(Micro(unwrapped(model), inputs, num_items_in_batch))
         return torch.zeros((), device=self.args.device)  # ``log`` knows the loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -177,7 +187,8 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         assert self.ledger is not None
-        self.ledger.save(Path(output_dir))
+        if self.args.should_save:  # one rank writes
+            self.ledger.save(Path(output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
         self._checkpoint = Path(resume_from_checkpoint)

@@ -40,9 +40,13 @@ class Channel:
         self.ranks = ranks
         self.captures = device.type == "cuda" and _backend(ranks.group, "cuda") == "nccl"
         """Whether a message can be part of a step that is submitted to the GPU."""
-        carries_cpu = _backend(ranks.group, "cpu") is not None
-        self.device = device if self.captures or not carries_cpu else torch.device("cpu")
+        self.device = device if _backend(ranks.group, "cpu") is None or self.captures else torch.device("cpu")
         """Where messages lie."""
+        if _backend(ranks.group, self.device.type) is None:
+            raise ZeroBlockError(
+                f"the process group cannot send messages of weights on {device}: "
+                "init_process_group('cpu:gloo,cuda:nccl') can, from both kinds of devices"
+            )
         self._store: Any = None
         with contextlib.suppress(Exception):  # a backend may have no store, and then nobody can be named
             self._store = distributed_c10d.PrefixStore(

@@ -60,13 +60,6 @@ class Team:
         """
         own = {name: str(fact) for name, fact in facts.items()} | {"weights": f"{checksum(every):016x}"}
         unit = common_unit([None if weight is None else weight[0] for weight in weights])
-        if submits and not self.channel.captures:
-            warnings.warn(
-                "the process group cannot send a message as part of a step on the GPU, so every step waits for the "
-                "host: init_process_group('nccl') can, with one GPU per rank",
-                ZeroBlockWarning,
-                stacklevel=4,
-            )
         ready = submits and self.channel.captures and len(weights) == 1
         told = self.channel.exchange({"facts": own, "unit": unit, "count": len(weights), "submits": ready})
         self._compare([one["facts"] for one in told])
@@ -74,6 +67,13 @@ class Team:
         self.capacity = max(1, *(one["count"] for one in told))
         self.submits = all(one["submits"] for one in told)
         self.introduced = True
+        if submits and not self.channel.captures:
+            warnings.warn(
+                "the process group cannot send a message as part of a step on the GPU, so every step waits for the "
+                "host: init_process_group('nccl') can, with one GPU per rank",
+                ZeroBlockWarning,
+                stacklevel=4,
+            )
 
     def _compare(self, facts: list[dict[str, str]]) -> None:
         for name in {name: None for one in facts for name in one}:

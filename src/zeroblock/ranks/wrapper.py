@@ -14,5 +14,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """
     if dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel):
         model.require_forward_param_sync = False
-        return model.module
+        inner: nn.Module = model.module
+        return inner
     return model
