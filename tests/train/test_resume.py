@@ -315,9 +315,9 @@ def test_a_second_interrupt_quits_at_once(
     whole = run(config, tmp_path / "whole")
     closures, calls = Workload.objectives, []
 
-    def impatient(self: Workload, batch: Any) -> list[Any]:
+    def impatient(self: Workload, batch: Any, share: Any) -> list[Any]:
         calls.append(batch)
-        (found,) = closures(self, batch)
+        (found,) = closures(self, batch, share)
 
         def closure() -> Any:
             value = found()

@@ -31,14 +31,12 @@ class Launch:
         size: how many processes there are.
         local: the number of this process on its machine.
         local_size: how many there are on its machine.
-        restarts: how often torchrun has started the ranks again.
     """
 
     rank: int
     size: int
     local: int
     local_size: int
-    restarts: int
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> Launch | None:
@@ -49,10 +47,9 @@ class Launch:
             rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
             local = int(environment.get("LOCAL_RANK", rank))
             local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
-            restarts = int(environment.get("TORCHELASTIC_RESTART_COUNT", 0))
         except ValueError as error:
             raise ZeroBlockError(f"RANK, WORLD_SIZE and LOCAL_RANK must be numbers ({error}): use {COMMAND}") from error
-        return cls(rank, size, local, local_size, restarts)
+        return cls(rank, size, local, local_size)
 
     @contextlib.contextmanager
     def joined(self, device: str, timeout: float) -> Iterator[None]:
