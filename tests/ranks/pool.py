@@ -53,7 +53,7 @@ class Pool:
         self.size = size
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         context = multiprocessing.get_context("forkserver")  # imports torch once, and forks without threads
-        context.set_forkserver_preload(["pool", "zeroblock.method", "zeroblock.ops.noise.cpu", *preload])
+        context.set_forkserver_preload(["pool", "zeroblock.train.loop", "zeroblock.ops.noise.cpu", *preload])
         self.pipes: list[Connection] = []
         self.processes = []
         with _environment({**ALONE, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from zeroblock.report.view import Progress, Quiet
-from zeroblock.train import Config, loop
+from zeroblock.train import Config, joint
 from zeroblock.train.workload import Workload
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -58,14 +58,14 @@ class Crash(Quiet):
 def models(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The models of the runs, as they are left."""
     seen: list[Any] = []
-    prepare = loop.prepare
+    prepare = joint.prepare
 
     def spy(*arguments: Any, **options: Any) -> Workload:
         setting = prepare(*arguments, **options)
         seen.append(setting.model)
         return setting
 
-    monkeypatch.setattr(loop, "prepare", spy)
+    monkeypatch.setattr(joint, "prepare", spy)
     return seen
 
 

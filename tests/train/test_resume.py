@@ -217,9 +217,9 @@ def test_memory_that_runs_out(llama: Path, data: Path, tmp_path: Path, monkeypat
     whole = run(config, tmp_path / "whole")
     closures, calls = Workload.objectives, []
 
-    def greedy(self: Workload, batch: Any) -> list[Any]:
+    def greedy(self: Workload, batch: Any, share: Any) -> list[Any]:
         calls.append(batch)
-        found = closures(self, batch)
+        found = closures(self, batch, share)
         return found if len(calls) < 5 else [lambda: torch.empty(1 << 55).sum()]  # refused by the allocator
 
     monkeypatch.setattr(Workload, "objectives", greedy)
@@ -315,9 +315,9 @@ def test_a_second_interrupt_quits_at_once(
     whole = run(config, tmp_path / "whole")
     closures, calls = Workload.objectives, []
 
-    def impatient(self: Workload, batch: Any) -> list[Any]:
+    def impatient(self: Workload, batch: Any, share: Any) -> list[Any]:
         calls.append(batch)
-        (found,) = closures(self, batch)
+        (found,) = closures(self, batch, share)
 
         def closure() -> Any:
             value = found()

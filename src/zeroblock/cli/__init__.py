@@ -15,9 +15,11 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ZeroBlockError, ZeroBlockWarning, shown
+from ..train.peers import RankError
 from . import (
     apply,
     bench,
+    bench_ranks,
     blocks,
     demo,
     doctor,
@@ -92,6 +94,7 @@ app.command("methods")(methods.methods)
 app.command("blocks")(blocks.blocks)
 app.command("schedule")(schedule.schedule)
 app.add_typer(tasks.app, name="tasks")
+bench.app.command("ranks")(bench_ranks.ranks)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
 
@@ -104,6 +107,8 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that cannot show ± is no reason to fail
     try:
         code = app(standalone_mode=False)
+    except RankError as error:  # one rank prints it for all
+        sys.exit(_fail(str(error), 2, "") if error.shown else 2)
     except ZeroBlockError as error:
         sys.exit(_fail(str(error), 2))
     except CommandLineError as error:
@@ -131,10 +136,16 @@ def main() -> None:
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
     """Print our own warnings in one line, and those of other packages only if Python was asked for them (``-W``)."""
+    if os.environ.get("RANK", "0") != "0":  # rank 0 has the same
+        return
     if issubclass(category, ZeroBlockWarning) or sys.warnoptions:
         typer.echo(f"zeroblock: warning: {shown(' '.join(str(message).split()), MAX_MESSAGE)}", err=True)
 
 
-def _fail(message: str, code: int) -> int:
-    typer.echo(f"zeroblock: {shown(' '.join(message.split()), MAX_MESSAGE)}", err=True)
+def _fail(message: str, code: int, who: str | None = None) -> int:
+    """Print an error in one line; of several ranks, the one that it happened to is named."""
+    if who is None:
+        size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
+        who = f"rank {rank}: " if size != "1" else ""
+    typer.echo(f"zeroblock: {who}{shown(' '.join(message.split()), MAX_MESSAGE)}", err=True)
     return code

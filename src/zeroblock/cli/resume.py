@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..train.config import EXECUTION
+from ..train.config import EXECUTION, TIMEOUT_SECONDS
 from .replay import Force
-from .train import Json, Quiet, report, settings, view
+from .train import Json, Quiet, joined, launched, report, settings, view
 
 
 @settings("trust_remote_code", *EXECUTION)
@@ -27,4 +27,7 @@ def resume(
     from ..train import resume as resume_run
 
     changes = {name: value for name, value in given.items() if value is not None}
-    report(resume_run(folder, view(quiet, json), force=force, **changes), json)
+    launch = launched(changes)
+    with joined(launch, changes.get("device", "auto"), changes.get("timeout", TIMEOUT_SECONDS)):
+        result = resume_run(folder, view(quiet, json, launch), force=force, **changes)
+    report(result, json, launch)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import json as jsonlib
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import ZeroBlockError, shown
-from ..train.config import KINDS, Config, choices, distrust, read, renamed
+from ..train.config import KINDS, Config, distrust, read, renamed
+from ..train.launch import COMMAND, Launch
+from ..train.value import choices
 
 if TYPE_CHECKING:
     from ..train import Result
@@ -111,7 +114,7 @@ def train(
     `zeroblock resume DIR` continues it, bit for bit. `zeroblock tasks --help` says what your own
     data may look like, and `zeroblock plan` how long a run will take.
     """
-    from ..train import run
+    from ..train import make, run
 
     flags = renamed({name: value for name, value in given.items() if value is not None})
     trusted = bool(flags.get("trust_remote_code"))
@@ -122,7 +125,27 @@ def train(
         if config is None:
             raise
         raise ZeroBlockError(f"{config}{' with the flags given' if flags else ''}: {error}") from error
-    report(run(settings, out or default_out(settings), view(quiet, json)), json)
+    launch = launched(flags)
+    with joined(launch, settings.device, settings.timeout):
+        result = (make if launch else run)(settings, out or default_out(settings), view(quiet, json, launch))
+    report(result, json, launch)
+
+
+def launched(flags: Mapping[str, Any]) -> Launch | None:
+    """How torchrun started this process; None if it did not, and then ranks cannot share anything.
+
+    Args:
+        flags: given on the command line.
+    """
+    launch = Launch.of()
+    if launch is None and "parallel" in flags:
+        raise ZeroBlockError(f"--parallel is for several ranks: start them with {COMMAND}")
+    return launch
+
+
+def joined(launch: Launch | None, device: str, timeout: float) -> contextlib.AbstractContextManager[None]:
+    """Join the other ranks, if there are any; see :meth:`Launch.joined`."""
+    return contextlib.nullcontext() if launch is None else launch.joined(device, timeout)
 
 
 def default_out(config: Config) -> Path:
@@ -132,15 +155,17 @@ def default_out(config: Config) -> Path:
     return Path("runs") / f"{Path(config.task).stem}-{config.method}{adapter}{rate}-seed{config.seed}"
 
 
-def view(quiet: bool, json: bool) -> Any:
-    """Choose the view that suits the output: a terminal, a pipe, or nothing."""
+def view(quiet: bool, json: bool, launch: Launch | None = None) -> Any:
+    """Choose the view that suits the output: a terminal, a pipe, or nothing; of several ranks, rank 0 shows the run."""
     from ..report import view as views
 
-    return views.view(quiet, json)
+    return views.view(quiet or (launch is not None and launch.rank > 0), json)
 
 
-def report(result: Result, json: bool) -> None:
-    """Print how a run ended, and exit with the status to match."""
+def report(result: Result, json: bool, launch: Launch | None = None) -> None:
+    """Print how a run ended, unless another rank does, and exit with the status to match."""
+    if launch is not None and launch.rank > 0:
+        raise SystemExit(result.code)
     from ..report.summary import before, setback, weights_line, weights_title
     from ..task.metric import worded
     from ..train.folder import Folder

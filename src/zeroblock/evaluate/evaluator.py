@@ -12,16 +12,45 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from ..engine import Engine, Score
 from ..errors import ZeroBlockError
 from ..task import Encoded, Encoder, Example, Task, exact_match
 from .demonstration import Demonstrations
-from .generate import generate
+from .generate import generate_part
 
 CHUNK_EXAMPLES = 64
 """Examples that the engine scores at a time."""
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """Processes that hold the same model and share an evaluation."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this one."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    def each(self, work: Callable[[], T]) -> list[T]:
+        """Do something on every rank; all of them get all results, in the order of ranks."""
+        ...
+
+
+class Alone:
+    """One process."""
+
+    rank, size = 0, 1
+
+    def each(self, work: Callable[[], T]) -> list[T]:
+        return [work()]
 
 
 @dataclass(frozen=True)
@@ -109,18 +138,26 @@ class Evaluator:
         return Exam(tuple(examples), tuple(map(self.encoder.example, shown)), bare=bare)
 
     def __call__(
-        self, exam: Exam, *, loss: bool = True, check: Callable[[int], None] = lambda done: None
+        self,
+        exam: Exam,
+        *,
+        loss: bool = True,
+        check: Callable[[int], None] = lambda done: None,
+        ranks: Ranks | None = None,
     ) -> Evaluation:
         """Evaluate the model.
+
+        Several ranks take whole batches each, the same ones as one process, so the results are the same to the bit.
 
         Args:
             exam: the examples.
             loss: whether a task that generates computes its loss too, which takes a pass of its own.
             check: is called often, with the number of examples done; it may raise to stop.
+            ranks: share the work; all of them call this, and get all of the results.
         """
-        start = time.perf_counter()
-        values = self._generated(exam, check) if self.task.metric.generates else None
-        losses = self._losses(exam, check) if loss or values is None else []
+        start, ranks = time.perf_counter(), ranks or Alone()
+        values = self._generated(exam, check, ranks) if self.task.metric.generates else None
+        losses = self._losses(exam, check, ranks) if loss or values is None else []
         if values is None:
             values = [(value, None) for _, value, _ in losses]
         exact = [match for _, match in values if match is not None]
@@ -135,34 +172,47 @@ class Evaluator:
             math.fsum(exact) / len(exact) if exact else None,
         )
 
-    def _generated(self, exam: Exam, check: Callable[[int], None]) -> list[tuple[float, float | None]]:
+    def _generated(self, exam: Exam, check: Callable[[int], None], ranks: Ranks) -> list[tuple[float, float | None]]:
         """Compute the metric and the exact match of every generated text."""
         task = self.task
-        texts = generate(
-            self.engine.model, self.tokenizer, [prompt.context for prompt in exam.prompts],
-            stop=task.stop, max_new_tokens=task.max_new_tokens, check=lambda: check(0),
-        )  # fmt: skip
+
+        def mine() -> dict[int, str]:
+            return generate_part(
+                self.engine.model, self.tokenizer, [prompt.context for prompt in exam.prompts], stop=task.stop,
+                max_new_tokens=task.max_new_tokens, check=lambda: check(0), part=(ranks.rank, ranks.size),
+            )  # fmt: skip
+
+        texts = {i: text for some in ranks.each(mine) for i, text in some.items()}
         return [
-            (task.metric.score(text, example), exact_match(text, example))
-            for text, example in zip(texts, exam.examples, strict=True)
+            (task.metric.score(texts[i], example), exact_match(texts[i], example))
+            for i, example in enumerate(exam.examples)
         ]
 
-    def _losses(self, exam: Exam, check: Callable[[int], None]) -> list[tuple[float, float, int]]:
+    def _losses(self, exam: Exam, check: Callable[[int], None], ranks: Ranks) -> list[tuple[float, float, int]]:
         """Compute the loss of every example, the metric of the chosen option, and the weight of the loss."""
+        starts = range(0, len(exam.examples), CHUNK_EXAMPLES)
+
+        def mine() -> dict[int, list[tuple[float, float, int]]]:
+            return {start: self._chunk(exam, start, check) for start in starts[ranks.rank :: ranks.size]}
+
+        chunks = {start: results for some in ranks.each(mine) for start, results in some.items()}
+        return [result for start in starts for result in chunks[start]]
+
+    def _chunk(self, exam: Exam, start: int, check: Callable[[int], None]) -> list[tuple[float, float, int]]:
+        """The same for the examples that the engine scores together."""
+        check(start)
+        some = exam.take(range(start, min(start + CHUNK_EXAMPLES, len(exam.examples))))
+        scores = self.engine.scores(some.scored)
+        bare = self.engine.scores(some.bare) if some.bare else [None] * len(scores)
         results = []
-        for start in range(0, len(exam.examples), CHUNK_EXAMPLES):
-            check(start)
-            some = exam.take(range(start, min(start + CHUNK_EXAMPLES, len(exam.examples))))
-            scores = self.engine.scores(some.scored)
-            bare = self.engine.scores(some.bare) if some.bare else [None] * len(scores)
-            for example, mine, alone in zip(some.examples, scores, bare, strict=True):
-                if self.task.metric.generates or self.task.metric.of_loss:
-                    results.append((-mine[0].mean, 0.0, self._weight(mine[0])))
-                else:
-                    known = not any(math.isnan(score.mean) for score in mine)  # a model that diverged prefers nothing
-                    value = self.task.metric.score(choose(mine, alone), example) if known else 0.0
-                    loss = loss_of(self.task, mine, example) if known else math.nan
-                    results.append((loss, value, self._weight(mine[example.right[0]])))
+        for example, mine, alone in zip(some.examples, scores, bare, strict=True):
+            if self.task.metric.generates or self.task.metric.of_loss:
+                results.append((-mine[0].mean, 0.0, self._weight(mine[0])))
+            else:
+                known = not any(math.isnan(score.mean) for score in mine)  # a model that diverged prefers nothing
+                value = self.task.metric.score(choose(mine, alone), example) if known else 0.0
+                loss = loss_of(self.task, mine, example) if known else math.nan
+                results.append((loss, value, self._weight(mine[example.right[0]])))
         return results
 
     def _weight(self, answer: Score) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,8 +14,14 @@ MAX_ROWS, MAX_CELLS = 64, 16_384
 """The most prompts in a batch, and the most tokens, including padding."""
 
 
+def generate(model: nn.Module, tokenizer: Any, prompts: Sequence[tuple[int, ...]], **options: Any) -> list[str]:
+    """Generate the texts that follow the prompts, in their order; see :func:`generate_part` for the options."""
+    texts = generate_part(model, tokenizer, prompts, **options)
+    return [texts[i] for i in range(len(prompts))]
+
+
 @torch.no_grad()
-def generate(
+def generate_part(
     model: nn.Module,
     tokenizer: Any,
     prompts: Sequence[tuple[int, ...]],
@@ -23,7 +30,8 @@ def generate(
     max_new_tokens: int,
     rows: int = MAX_ROWS,
     check: Callable[[], None] = lambda: None,
-) -> list[str]:
+    part: tuple[int, int] = (0, 1),
+) -> dict[int, str]:
     """Generate the texts that follow the prompts, greedily; they are stripped.
 
     Args:
@@ -34,6 +42,10 @@ def generate(
         max_new_tokens: the most tokens that are generated.
         rows: the most prompts per batch.
         check: is called before every batch.
+        part: (k, n) generates every n-th batch, from the k-th on; the batches are the same whatever n is.
+
+    Returns:
+        The texts by the number of their prompt.
     """
     from transformers import GenerationConfig
 
@@ -45,10 +57,10 @@ def generate(
         do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=sorted(ends) or None, pad_token_id=padding
     )
     device = next(model.parameters()).device
-    texts = [""] * len(prompts)
+    texts: dict[int, str] = {}
     holder.generation_config = GenerationConfig()  # the model's own settings (penalties, beams) must not be filled in
     try:
-        for batch in _batches(prompts, rows):
+        for batch in itertools.islice(_batches(prompts, rows), part[0], None, part[1]):
             check()
             width = max(len(prompts[i]) for i in batch)
             ids = torch.full((len(batch), width), padding)

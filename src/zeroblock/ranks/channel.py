@@ -19,7 +19,7 @@ from .layout import Ranks
 
 PULSE_S = 1.0
 """Seconds of waiting after which a rank looks whether another one has given up."""
-ROLL_CALL_S = 20.0
+ROLL_CALL_S = 2.0
 """Seconds that ranks have to answer when one is missing."""
 FAREWELL_S = 60.0
 """Seconds that a rank which fails waits for the others to hear of it."""

@@ -65,13 +65,20 @@ def options(config: Choice) -> dict[str, Any]:
     return given
 
 
-def optimizer(config: Choice, model: nn.Module, rehearsal: bool = False) -> ZeroOrder:
-    """Build the optimizer of a configuration's method; in a rehearsal the model is a specimen."""
+def optimizer(config: Choice, model: nn.Module, rehearsal: bool = False, **more: Any) -> ZeroOrder:
+    """Build the optimizer of a configuration's method.
+
+    Args:
+        config: names the method.
+        model: whose weights it moves.
+        rehearsal: whether the model is a specimen, on which the options are tried.
+        more: options that decide how it runs.
+    """
     names = ("lr", "eps", "seed", "weight_decay")
     given = {name: getattr(config, name) for name in names} | options(config)
     if config.fold is None:
         given["fold"] = _fold(METHODS[config.method](specimen(), **_rehearsed(given)), config)
-    return METHODS[config.method](model, **(_rehearsed(given) if rehearsal else given))
+    return METHODS[config.method](model, **(_rehearsed(given) if rehearsal else given), **more)
 
 
 def _rehearsed(given: dict[str, Any]) -> dict[str, Any]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import tomllib
-import types
 import typing
 import warnings
 from collections.abc import Mapping
@@ -17,15 +14,17 @@ from typing import Any, Literal
 from ..adapter import Adapter, Lora, Prefix
 from ..errors import ZeroBlockError, ZeroBlockWarning, unknown
 from ..report.track import TRACKERS
+from .value import checked, toml
 
 MEASURED = ("zero-shot", "icl")
 """Methods that measure a model and do not train it."""
 BACKPROPAGATION = "ft"
 EXECUTION = (
     "data", "device", "engine", "graphs", "max_tokens", "max_minutes", "snapshot_every", "save_weights", "fsync",
-    "track",
+    "track", "parallel", "timeout",
 )  # fmt: skip
 """Settings that may differ when a run is resumed: they say where and how it runs, not what it computes."""
+TIMEOUT_SECONDS = 600.0
 LR_SCHEDULES = ("constant", "linear", "cosine")
 
 
@@ -125,6 +124,15 @@ class Config:
 
     engine: Literal["forked", "sequential"] = _option("forked", "Measure both losses in one forked pass, or in two.")
     graphs: Literal["auto", "on", "off"] = _option("auto", "Use CUDA graphs.")
+    parallel: Literal["data", "probes", "data,probes"] | None = _option(
+        None, "What the ranks of torchrun share: the examples of a batch, the probes of a step, or both. [data]"
+    )
+    shares: int | None = _option(
+        None,
+        "Parts that a batch is cut into, for --parallel data; fixed for the run. [as many as give every rank one]",
+        1,
+    )
+    timeout: float = _option(TIMEOUT_SECONDS, "Seconds after which a rank that does not answer ends the run.")
     max_tokens: int | None = _option(None, "Most tokens in one packed row; lower it if memory runs out.", 2)
     max_minutes: float | None = _option(
         None, "Stop after this many minutes; zeroblock resume continues, or without --lr the run is complete then."
@@ -149,12 +157,12 @@ class Config:
         if self.eps is None and not automatic:  # as the papers have it
             object.__setattr__(self, "eps", 1e-3)
         for name, kind in KINDS.items():
-            object.__setattr__(self, name, _checked(name, kind, getattr(self, name)))
+            object.__setattr__(self, name, checked(name, kind, getattr(self, name)))
         for item in dataclasses.fields(self):
             value, least = getattr(self, item.name), item.metadata["least"]
             if value is not None and least is not None and value < least:
                 raise ZeroBlockError(f"{item.name} must be at least {least}, got {value}")
-        for name in ("eps", "keep", "clip", "max_minutes"):
+        for name in ("eps", "keep", "clip", "max_minutes", "timeout"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ZeroBlockError(f"{name} must be positive, got {value}")
@@ -167,6 +175,11 @@ class Config:
             object.__setattr__(self, "rounding", None)
         if self.track is not None and self.track not in TRACKERS:
             raise unknown("tracker", self.track, TRACKERS)
+        if self.shares is not None and self.shares > self.batch_size:
+            raise ZeroBlockError(
+                f"a batch of {self.batch_size} cannot be cut into {self.shares} shares: raise --batch-size, or add "
+                "--accumulate"
+            )
         if self.warmup >= self.steps:
             raise ZeroBlockError(f"a warm-up of {self.warmup} steps leaves none of the {self.steps} steps")
 
@@ -258,7 +271,7 @@ class Config:
     def dump(self) -> str:
         """Write the configuration as TOML, without the settings that are None."""
         values = ((name, getattr(self, name)) for name in KINDS)
-        return "".join(f"{name} = {_toml(value)}\n" for name, value in values if value is not None)
+        return "".join(f"{name} = {toml(value)}\n" for name, value in values if value is not None)
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -363,38 +376,3 @@ def _named(path: str | Path, values: Mapping[str, Any]) -> Config:
 _HINTS = typing.get_type_hints(Config)
 KINDS: dict[str, Any] = {item.name: _HINTS[item.name] for item in dataclasses.fields(Config)}
 """The type of each setting."""
-
-
-def choices(kind: Any) -> tuple[str, ...]:
-    """The values that a setting of this type may take, where they are listed; else nothing."""
-    kinds = [kind, *typing.get_args(kind)]
-    return next((typing.get_args(k) for k in kinds if typing.get_origin(k) is Literal), ())
-
-
-def _checked(name: str, kind: Any, value: Any) -> Any:
-    """Return the value as its type, or raise an error that says what was expected."""
-    optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
-    if optional:
-        if value is None:
-            return None
-        kind = next(k for k in typing.get_args(kind) if k is not types.NoneType)
-    if typing.get_origin(kind) is Literal:
-        if value not in typing.get_args(kind):
-            raise unknown(name, str(value), typing.get_args(kind))
-        return value
-    if kind is float and type(value) is int:
-        try:
-            value = float(value)
-        except OverflowError:
-            value = math.inf
-    if type(value) is not kind:  # exactly: True is not a number of steps
-        raise ZeroBlockError(f"{name} is {value!r}, expected {kind.__name__}{' or nothing' if optional else ''}")
-    if kind is float and not math.isfinite(value):
-        raise ZeroBlockError(f"{name} must be finite, got {value}")
-    return value
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one character TOML escapes more
-    return str(value).lower() if isinstance(value, bool) else repr(value)

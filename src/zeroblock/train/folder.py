@@ -4,6 +4,7 @@ config.toml     the configuration; its first line is the command that runs it ag
 journal.zbj     the journal, for zeroth-order methods
 metrics.jsonl   one evaluation per line
 steps.csv       one step per line
+checksums.jsonl the checksums of the weights that all ranks agreed on, where there were several
 about.json      machine, versions and blocks
 summary.json    the result, once the run has finished; summary.md and figures/ for people
 report.html     the run so far, for people; written again at every evaluation
@@ -155,6 +156,7 @@ class Folder:
         with self.writing():
             (self.path / "metrics.jsonl").unlink(missing_ok=True)
             (self.path / "steps.csv").unlink(missing_ok=True)
+            (self.path / "checksums.jsonl").unlink(missing_ok=True)
             first = f"# zeroblock train --config {self.path / 'config.toml'} --out DIR"
             atomic.write(self.path / "config.toml", f"{first}\n{config.dump()}")
 
@@ -190,7 +192,7 @@ class Folder:
             for line, measurement in read_measurements(self.path / "metrics.jsonl"):
                 if measurement.step <= steps:
                     kept.append(line)
-                    self._add(measurement)
+                    self.add(measurement)
         except ValueError as error:
             note = f"metrics.jsonl is damaged ({error}): evaluations from there on are made again"
         with self.writing():
@@ -200,13 +202,17 @@ class Folder:
 
     def measured(self, measurement: Measurement) -> None:
         """Add an evaluation."""
-        self._add(measurement)
+        self.add(measurement)
         with atomic.append(self.path / "metrics.jsonl") as file:
             file.write(json.dumps(measurement.line()).encode() + b"\n")
 
-    def _add(self, measurement: Measurement) -> None:
+    def add(self, measurement: Measurement) -> None:
+        """Remember an evaluation."""
         self.measurements.append(measurement)
         self._splits.setdefault(measurement.step, set()).add(measurement.split)
+
+    def hear(self, measurements: Iterable[Measurement]) -> None:
+        """Take over the measurements that another rank has read; this one has read its own."""
 
     def splits_at(self, step: int) -> set[str]:
         """The splits that have been measured after a step."""
@@ -216,6 +222,12 @@ class Folder:
         """Append steps to ``steps.csv``; the coefficient is the mean over the probes."""
         with atomic.append(self.path / "steps.csv") as file:
             file.write(_rows(records, header=file.tell() == 0).encode())
+
+    def agreed(self, step: int, checksum: int, ranks: int) -> None:
+        """Add a line to ``checksums.jsonl``: at this step, the weights of all ranks were equal."""
+        line = {"step": step, "checksum": f"{checksum:016x}", "ranks": ranks}
+        with atomic.append(self.path / "checksums.jsonl") as file:
+            file.write(json.dumps(line).encode() + b"\n")
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the result, and the report for people."""

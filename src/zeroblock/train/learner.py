@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ..closure import Closure
 from ..errors import ZeroBlockError
 from ..journal import Record
 from ..optimizer import ZeroOrder
+from ..ranks.checksum import checksum
 from ..step import Mean
 from . import snapshot
 from .compose import optimizer
@@ -39,6 +41,18 @@ class Learner(Protocol):
 
     def step(self, objectives: Sequence[Closure], lr: float) -> None:
         """Take one step on the mean of the objectives, one per micro-batch."""
+        ...
+
+    def share(self, parts: int) -> slice:
+        """Which of a step's micro-batches this process measures.
+
+        Args:
+            parts: how many there are.
+        """
+        ...
+
+    def agree(self) -> int:
+        """Refuse ranks with different weights, by name; the checksum of the weights that all have."""
         ...
 
     def flush(self) -> None:
@@ -82,7 +96,19 @@ class ZerothOrder:
 
     def step(self, objectives: Sequence[Closure], lr: float) -> None:
         self.optimizer.param_groups[0]["lr"] = lr
-        self.optimizer.step(objectives[0] if len(objectives) == 1 else objectives)
+        self.optimizer.step(objectives[0] if len(objectives) == 1 else Mean(objectives))
+
+    def share(self, parts: int) -> slice:
+        if self.optimizer.team is None:
+            return slice(None)
+        ranks = self.optimizer.team.ranks
+        at, rows = ranks.place[0], len(ranks.grid)
+        return slice(parts * at // rows, parts * (at + 1) // rows)
+
+    def agree(self) -> int:
+        assert self.optimizer.team is not None
+        self.optimizer.team.agree(self.steps)
+        return checksum(self.optimizer.params.values())
 
     def flush(self) -> None:
         self.optimizer.flush()
@@ -126,6 +152,12 @@ class Backpropagation:
         self._listener(Record(self.steps, 0, (), lr, (loss,), loss))
         self.steps += 1
 
+    def share(self, parts: int) -> slice:
+        return slice(None)
+
+    def agree(self) -> int:
+        return 0
+
     def flush(self) -> None:
         pass
 
@@ -140,4 +172,11 @@ def learner(config: Config, model: nn.Module, listener: Listener) -> Learner:
     """Build the learner of a configuration."""
     if config.method == BACKPROPAGATION:
         return Backpropagation(model, config.weight_decay, listener)
-    return ZerothOrder(optimizer(config, model), listener)
+    return ZerothOrder(optimizer(config, model, parallel=_parallel(config)), listener)
+
+
+def _parallel(config: Config) -> str:
+    """What the ranks share; one process alone joins nobody, but measures shared probes as several ranks would."""
+    up = dist.is_available() and dist.is_initialized()
+    joins = up and (dist.get_world_size() > 1 or "probes" in (config.parallel or ""))
+    return config.parallel if joins and config.parallel else "auto"

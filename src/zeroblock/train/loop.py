@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..evaluate.evaluator import Evaluation
 from ..journal import Header, Journal
+from ..journal.format import dump, parse
 from ..report.about import write_about
 from ..report.track import LOCAL
 from ..report.track import check as check_tracker
@@ -17,23 +21,30 @@ from ..report.view import Quiet, View
 from .compose import fold_advice
 from .config import BACKPROPAGATION, EXECUTION, Config
 from .folder import Folder
+from .follower import Log, Unwritten
+from .joint import OWN, load, measured_alike, opened, shared
 from .learner import ZerothOrder
+from .peers import Peers
 from .price import as_begun, priced
 from .session import Result, Session, out_of_memory
-from .workload import prepare, resolve
+from .workload import Workload, prepare, resolve
 
 
 def run(config: Config, out: str | Path, view: View | None = None) -> Result:
     """Make a run in a folder of its own.
+
+    Where a process group is up, all of its ranks call this, and take the steps together; one of them writes.
 
     Args:
         config: what to do.
         out: the folder; one that holds a run is refused.
         view: shows the run; by default nothing is shown.
     """
-    with Folder(out) as folder:
-        folder.refuse()
-        return _begin(resolve(config), folder, view or Quiet())
+    config = resolve(config)
+    with opened(out, Peers.here()) as (folder, peers):
+        peers.first(folder.refuse)
+        with measured_alike(config):
+            return _begin(config, folder, view or Quiet(), peers)
 
 
 def resume(
@@ -44,34 +55,42 @@ def resume(
     trust_remote_code: bool = False,
     **changes: Any,
 ) -> Result:
-    """Continue a run where it was stopped, bit for bit.
+    """Continue a run where it was stopped, bit for bit, on as many ranks as there are now.
 
     Args:
-        out: its folder.
+        out: its folder; only the rank that writes needs to have it.
         view: shows the run; by default nothing is shown.
         force: accept other base weights and another version of the package.
         trust_remote_code: run the code that comes with the model, whatever the folder says of it.
         changes: settings of :data:`~zeroblock.train.config.EXECUTION` to change from here on.
     """
-    with Folder(out) as folder:
-        config = folder.config(trust_remote_code=trust_remote_code).replace(**changes)
-        if folder.summary() is not None and folder.reported:
-            raise ZeroBlockError(f"the run in {folder.path} has finished: see {folder.path / 'summary.md'}")
-        if "track" not in changes and config.track not in (None, *LOCAL):
-            warnings.warn(
-                f"{folder.path / 'config.toml'}: track = {config.track!r} is ignored on resume, because it may upload "
-                f"the run; to use it, add --track {config.track} to this command",
-                ZeroBlockWarning,
-                stacklevel=2,
-            )
-            config = config.replace(track=None)
-        folder.lock()
-        if config.method == BACKPROPAGATION and folder.summary() is None:
-            raise ZeroBlockError(
-                f"ft keeps no journal, so the run in {folder.path} cannot be continued: start it again with "
-                f"zeroblock train --config {folder.path / 'config.toml'} and another --out{_kept(folder)}"
-            )
-        return _continue(config, folder, view or Quiet(), force)
+    with opened(out, Peers.here()) as (folder, peers):
+        config = peers.first(lambda: _recorded(folder, trust_remote_code, changes))
+        config = config.replace(trust_remote_code=trust_remote_code)  # the leader decides for itself alone
+        with measured_alike(config):
+            return _continue(config, folder, view or Quiet(), peers, force)
+
+
+def _recorded(folder: Folder, trust_remote_code: bool, changes: Mapping[str, Any]) -> Config:
+    """The configuration of a run that can be continued; its folder is locked from here on."""
+    config = folder.config(trust_remote_code=trust_remote_code).replace(**changes)
+    if folder.summary() is not None and folder.reported:
+        raise ZeroBlockError(f"the run in {folder.path} has finished: see {folder.path / 'summary.md'}")
+    if "track" not in changes and config.track not in (None, *LOCAL):
+        warnings.warn(
+            f"{folder.path / 'config.toml'}: track = {config.track!r} is ignored on resume, because it may upload "
+            f"the run; to use it, add --track {config.track} to this command",
+            ZeroBlockWarning,
+            stacklevel=4,
+        )
+        config = config.replace(track=None)
+    folder.lock()
+    if config.method == BACKPROPAGATION and folder.summary() is None:
+        raise ZeroBlockError(
+            f"ft keeps no journal, so the run in {folder.path} cannot be continued: start it again with "
+            f"zeroblock train --config {folder.path / 'config.toml'} and another --out{_kept(folder)}"
+        )
+    return config
 
 
 def make(config: Config, out: str | Path, view: View | None = None) -> Result:
@@ -83,25 +102,34 @@ def make(config: Config, out: str | Path, view: View | None = None) -> Result:
         view: shows the run; by default nothing is shown.
     """
     view, config = view or Quiet(), resolve(config)
-    with Folder(out) as folder:
-        if not folder.begun:
-            return _begin(config, folder, view)
-        changes = {name: getattr(config, name) for name in EXECUTION}
-        there = folder.config(trust_remote_code=config.trust_remote_code).replace(**changes)
-        config = as_begun(config, there)
-        if there != config:
-            name = next(n for n, v in dataclasses.asdict(config).items() if getattr(there, n) != v)
-            raise ZeroBlockError(
-                f"{folder.path} holds a run with {name} {getattr(there, name)!r}, not {getattr(config, name)!r}: "
-                "give another folder"
-            )
-        summary = folder.summary()
+    with opened(out, Peers.here()) as (folder, peers), measured_alike(config):
+        there = peers.first(lambda: _same(config, folder) if folder.begun else None)
+        if there is None:
+            return _begin(config, folder, view, peers)
+        there = there.replace(**{name: getattr(config, name) for name in (*EXECUTION, *OWN)})
+        summary = peers.first(folder.summary)
         if summary is not None:
             return Result(folder.path, summary["steps"], summary)
-        folder.lock()
+        peers.first(folder.lock)
         if config.method == BACKPROPAGATION:
-            return _begin(config, folder, view, again=True)
-        return _continue(there, folder, view)
+            return _begin(config, folder, view, peers, again=True)
+        return _continue(there, folder, view, peers)
+
+
+def _same(config: Config, folder: Folder) -> Config:
+    """The configuration of the run in a folder, which has to be this one."""
+    changes = {name: getattr(config, name) for name in EXECUTION}
+    there = folder.config(trust_remote_code=config.trust_remote_code).replace(**changes)
+    config = as_begun(config, there)
+    if config.shares is None:  # as many as the run began with
+        config = config.replace(shares=there.shares)
+    if there != config:
+        name = next(n for n, v in dataclasses.asdict(config).items() if getattr(there, n) != v)
+        raise ZeroBlockError(
+            f"{folder.path} holds a run with {name} {getattr(there, name)!r}, not {getattr(config, name)!r}: "
+            "give another folder"
+        )
+    return there
 
 
 def measure(config: Config, split: str, view: View | None = None) -> Evaluation:
@@ -121,66 +149,88 @@ def measure(config: Config, split: str, view: View | None = None) -> Evaluation:
         return workload.evaluator(exam, check=lambda done: view.evaluating(0, split, done, len(exam.examples)))
 
 
-def _begin(config: Config, folder: Folder, view: View, again: bool = False) -> Result:
+def _begin(config: Config, folder: Folder, view: View, peers: Peers, again: bool = False) -> Result:
     """Start a run; nothing is written before the model and the data have been loaded."""
-    check_tracker(config.track)
-    workload = priced(prepare(config, tell=view.note), view.note)
+    peers.first(lambda: check_tracker(config.track))
+    config = shared(config, peers, view.note, begins=True)
+    workload = load(config, peers, view.note, lambda workload: None)
+    workload = priced(workload, view.note)
     config = workload.config
-    folder.create(config, again=again)
-    session = Session(workload, folder, view)
+    peers.first(lambda: folder.create(config, again=again))
+    session = Session(workload, folder, view, peers=peers)
     optimizer = session.learner.optimizer if isinstance(session.learner, ZerothOrder) else None
-    with folder.writing():
-        write_about(folder.path, workload.model, optimizer)
-    if not isinstance(session.learner, ZerothOrder):
+
+    def describe() -> None:
+        with folder.writing():
+            write_about(folder.path, workload.model, optimizer)
+
+    peers.first(describe)
+    if optimizer is None:
         return session.go()
-    advice = fold_advice(config, session.learner.optimizer)
+    advice = fold_advice(config, optimizer)
     if advice:
         view.note(advice)
     header = Header.of(
-        session.learner.optimizer, model=config.model, task=Path(config.task).name, data=workload.fingerprint,
+        optimizer, model=config.model, task=Path(config.task).name, data=workload.fingerprint,
         method=config.method, random_weights=config.random_weights, exams=workload.exam_digest,
         **session.origin,
     )  # fmt: skip
-    with Journal.create(folder.journal, header, fsync=config.fsync) as journal:
-        session.journal = journal
+    with contextlib.ExitStack() as stack:
+        session.journal = Unwritten()
+        if peers.leads:
+            session.journal = stack.enter_context(Journal.create(folder.journal, header, fsync=config.fsync))
         return session.go()
 
 
-def _continue(config: Config, folder: Folder, view: View, force: bool = False) -> Result:
+def _continue(config: Config, folder: Folder, view: View, peers: Peers, force: bool = False) -> Result:
     """Go on with a run whose folder is locked."""
-    summary = folder.summary()
+    summary = peers.first(folder.summary)
     if summary is not None:  # stopped before its report was written
-        folder.report()
+        peers.first(folder.report)
         return Result(folder.path, summary["steps"], summary)
-    if not folder.journal.exists():  # stopped before its first step
-        return _begin(config, folder, view, again=True)
-    with Journal.open(folder.journal, fsync=config.fsync) as journal:
-        if journal.note:
-            view.note(journal.note)
-        if len(journal.records) > config.steps:
-            raise ZeroBlockError(
-                f"{folder.journal} holds {len(journal.records)} steps, but config.toml asks for {config.steps}: bring "
-                "back the config.toml and the journal that belong together"
-            )
+    if not peers.first(folder.journal.exists):  # stopped before its first step
+        return _begin(config, folder, view, peers, again=True)
+    with contextlib.ExitStack() as stack:
+        journal: Log = Unwritten()
+
+        def take_up() -> tuple[str, bytes]:
+            nonlocal journal
+            journal = mine = stack.enter_context(Journal.open(folder.journal, fsync=config.fsync))
+            if len(mine.records) > config.steps:
+                raise ZeroBlockError(
+                    f"{folder.journal} holds {len(mine.records)} steps, but config.toml asks for {config.steps}: bring "
+                    "back the config.toml and the journal that belong together"
+                )
+            return mine.note, dump(mine.header, mine.records)
+
+        note, data = peers.first(take_up)
+        contents = parse(data, str(folder.journal))
+        if note:
+            view.note(note)
+        config = shared(config, peers, view.note, begins=False)
         if config.fold is None:
-            config = _with_fold(config, journal.header, folder)
-        workload = prepare(config, tell=view.note)
-        if journal.header.data != workload.fingerprint:
-            raise ZeroBlockError(
-                f"the training data are not those that the run in {folder.path} began with (fingerprint "
-                f"{journal.header.data}, now {workload.fingerprint}): bring them back, or begin a new run"
-            )
-        if journal.header.extra.get("exams", workload.exam_digest) != workload.exam_digest:
-            raise ZeroBlockError(
-                f"the rows that the run in {folder.path} is evaluated on are not those it began with: bring them back, "
-                "or begin a new run"
-            )
-        session = Session(workload, folder, view, journal)
-        session.restore(journal.header, journal.records, force)
+            config = _with_fold(config, contents.header, folder)
+        workload = load(config, peers, view.note, functools.partial(_check_data, contents.header, folder))
+        session = Session(workload, folder, view, journal, peers)
+        session.restore(contents.header, contents.records, force)
         for measurement in folder.measurements:
             if measurement.step == 0:
                 view.baseline(measurement)
         return session.go()
+
+
+def _check_data(header: Header, folder: Folder, workload: Workload) -> None:
+    """Refuse data that are not those of the run."""
+    if header.data != workload.fingerprint:
+        raise ZeroBlockError(
+            f"the training data are not those that the run in {folder.path} began with (fingerprint "
+            f"{header.data}, now {workload.fingerprint}): bring them back, or begin a new run"
+        )
+    if header.extra.get("exams", workload.exam_digest) != workload.exam_digest:
+        raise ZeroBlockError(
+            f"the rows that the run in {folder.path} is evaluated on are not those it began with: bring them back, "
+            "or begin a new run"
+        )
 
 
 def _kept(folder: Folder) -> str:

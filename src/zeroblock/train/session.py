@@ -17,7 +17,7 @@ from .. import adapter
 from ..budget import Budget
 from ..errors import ZeroBlockError
 from ..evaluate.measurement import Measurement
-from ..journal import Header, Journal, Record, replay
+from ..journal import Header, Record, replay
 from ..report.about import block_sizes
 from ..report.move import Moves
 from ..report.summary import ADAPTER, select_measured, summarize
@@ -27,13 +27,18 @@ from ..run.queue import MAX_STEPS
 from . import snapshot
 from .batch import Batches
 from .folder import Folder
+from .follower import Log
 from .learner import ZerothOrder, learner
 from .lr import Rates
-from .stop import Stop, Stopped
+from .meeting import Meetings
+from .peers import Peers
+from .stop import ECHO_SECONDS, Stop, Stopped
 from .workload import Workload
 
 BUFFERED_STEPS = 10_000
 """Steps that are kept in memory before they are written to ``steps.csv``."""
+CHECKSUM_STEPS = 100
+"""Steps after which the ranks compare their weights; they also do before every evaluation and every snapshot."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +68,15 @@ class Session:
         folder: where it writes; locked by this process.
         view: shows it.
         journal: takes the records; None for methods without a journal.
+        peers: the ranks that take the steps together.
     """
 
-    def __init__(self, workload: Workload, folder: Folder, view: View, journal: Journal | None = None) -> None:
+    def __init__(
+        self, workload: Workload, folder: Folder, view: View, journal: Log | None = None, peers: Peers | None = None
+    ) -> None:
         self.workload, self.folder, self.view, self.journal = workload, folder, view, journal
-        self.config = workload.config
-        if self.config.prefix is not None:
+        self.config, self.peers = workload.config, peers or Peers()
+        if self.config.prefix is not None and self.peers.leads:
             self._settle_start()
         self.learner = learner(self.config, workload.model, self._on_step) if self.config.trains else None
         self.meter = Meter(self.config.steps, self.learner.blocks if self.learner else (), self._moves())
@@ -83,6 +91,8 @@ class Session:
         """Steps that ``steps.csv`` lacks."""
         self.progressed = False
         """Whether this sitting has added to the run. One that the clock ends must, or the run would never end."""
+        self.proved = -1
+        """The last step at which the ranks compared their weights."""
         self.seconds_before = 0.0
         self.start = time.monotonic()
 
@@ -128,8 +138,12 @@ class Session:
         """
         assert isinstance(self.learner, ZerothOrder)
         optimizer = self.learner.optimizer
-        header.check(optimizer, force=force)
-        if note := self.folder.reopen(records, len(records)):
+        self.peers.together(lambda: header.check(optimizer, force=force))
+        note, measurements = self.peers.first(
+            lambda: (self.folder.reopen(records, len(records)), self.folder.measurements)
+        )
+        self.folder.hear(measurements)
+        if note:
             self.view.note(note)
         self.recorded, self.past = len(records), records
         self.meter.recall(records)
@@ -138,7 +152,8 @@ class Session:
         wanted = set(self.workload.exams)
         past_evaluations = (step for step in self.config.evaluations if step < len(records))
         usable = next((step for step in past_evaluations if wanted - self.folder.splits_at(step)), len(records))
-        if reason := snapshot.load(self.folder.snapshot, optimizer, records[:usable]):
+        reason = snapshot.load(self.folder.snapshot, optimizer, records[:usable]) if self.peers.leads else ""
+        if reason:
             self.view.note(f"{reason}, so all steps are replayed")
         self.view.note(f"replaying {len(records) - self.steps} of {len(records)} steps")
 
@@ -153,7 +168,8 @@ class Session:
         end = min([len(self.past), *evaluations[after : after + 1]])
 
         def check(fraction: float) -> None:
-            stop.check(clock=False)
+            if self.peers.size == 1:  # several ranks stop together, after they have caught up
+                stop.check(clock=False)
             self.view.replaying(first + int(fraction * (end - first)), self.recorded)
 
         replay(self.learner.optimizer, self.past[first:end], check)
@@ -168,15 +184,18 @@ class Session:
             self.view.note(adapter.describe(self.workload.model))
         with contextlib.ExitStack() as stack:
             stack.callback(self.view.close)
-            with self.folder.writing():
-                self.tracker = tracker(self.config.track, self.folder.path, dataclasses.asdict(self.config))
+            if self.peers.leads:
+                with self.folder.writing():
+                    self.tracker = tracker(self.config.track, self.folder.path, dataclasses.asdict(self.config))
             stack.callback(self.tracker.close)
-            stop = stack.enter_context(Stop(self.config.max_minutes))
+            stop = stack.enter_context(Stop(self.config.max_minutes, ECHO_SECONDS if self.peers.size > 1 else 0.0))
+            meetings = Meetings(self.peers, stop)
             stack.enter_context(out_of_memory(f"zeroblock resume {self.folder.path}" if self.journal else ""))
             stack.enter_context(self.folder.writing())
             try:
-                self._go(stop)
+                self._go(stop, meetings)
             except Stopped:
+                meetings.settle()
                 self._flush()
                 self._sync()
                 return Result(self.folder.path, self.recorded, None, stop.reason, stop.code)
@@ -189,7 +208,7 @@ class Session:
             self.folder.finish(summary)
             return Result(self.folder.path, self.steps, summary)
 
-    def _go(self, stop: Stop) -> None:
+    def _go(self, stop: Stop, meetings: Meetings) -> None:
         config = self.config
         batches = Batches(len(self.workload.train), config.batch_size * config.accumulate, config.data_seed)
         evaluations = config.evaluations
@@ -203,13 +222,19 @@ class Session:
             if stop.late and self.steps and not self.past and (self.journal is None or config.timed):  # it ends here
                 self._evaluate(stop)
                 return
-            stop.check(clock=self.progressed and not config.timed)
             if self.past:
+                if self.peers.size == 1:
+                    meetings.check(self.steps, clock=self.progressed and not config.timed)
                 self._catch_up(evaluations, stop)
+                if not self.past:
+                    self._prove()
                 continue
+            meetings.check(self.steps, clock=self.progressed and not config.timed)
             step = self.steps
             batch = [i for one in range(step, step + self.learner.batches) for i in batches.at(one)]
-            self.learner.step(self.workload.objectives(batch), rates.at(step))
+            self.learner.step(self.workload.objectives(batch, self.learner.share), rates.at(step))
+            if self.steps % CHECKSUM_STEPS == 0:
+                self._prove()
             if config.snapshot_every and self.steps % config.snapshot_every == 0:
                 self._snapshot()
 
@@ -239,16 +264,18 @@ class Session:
         self._sync()
         if self.learner is not None:
             self.learner.settle()  # only the last evaluation needs it: the others come after a fold
-        for split, exam in self.workload.exams.items():
-            if split in self.folder.splits_at(self.steps):
-                continue
+        missing = [split for split in self.workload.exams if split not in self.folder.splits_at(self.steps)]
+        if missing:
+            self._prove()
+        for split in missing:
+            exam = self.workload.exams[split]
 
             def check(done: int, split: str = split, n: int = len(exam.examples)) -> None:
                 resumable = self.journal is not None and not self.config.timed
                 stop.check(clock=self.learner is None or (self.progressed and resumable))
                 self.view.evaluating(self.steps, split, done, n)
 
-            evaluation = self.workload.evaluator(exam, check=check)
+            evaluation = self.workload.evaluator(exam, check=check, ranks=self.peers)
             measurement = Measurement(self.steps, split, evaluation, self.elapsed)
             self.folder.measured(measurement)
             self.progressed = True
@@ -262,7 +289,7 @@ class Session:
     def _keep(self) -> None:
         """Keep weights or adapter if dev selects them, so far; a journal keeps the weights of every step."""
         chosen = select_measured(self.config, self.folder.measurements)
-        if chosen is None or chosen.step != self.steps:
+        if chosen is None or chosen.step != self.steps or not self.peers.leads:
             return
         if self.adapted:
             adapter.keep(self.workload.model, self.folder.path / ADAPTER)
@@ -297,7 +324,17 @@ class Session:
         if isinstance(self.learner, ZerothOrder):
             self.learner.flush()
             self._sync()  # a snapshot must not know of steps that the journal may lose
-            snapshot.save(self.folder.snapshot, self.learner.optimizer)
+            self._prove()
+            if self.peers.leads:
+                snapshot.save(self.folder.snapshot, self.learner.optimizer)
+
+    def _prove(self) -> None:
+        """Compare the weights of all ranks, once per step, and write down what they agree on."""
+        if self.learner is None or self.peers.size == 1 or self.proved == self.steps:
+            return
+        self._flush()
+        self.proved = self.steps
+        self.folder.agreed(self.steps, self.learner.agree(), self.peers.size)
 
     @property
     def elapsed(self) -> float:

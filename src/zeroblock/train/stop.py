@@ -9,6 +9,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ECHO_SECONDS = 2.0
+"""Under torchrun, Ctrl-C reaches a rank twice, from the terminal and from torchrun: signals this close are one."""
 
 
 class Stopped(Exception):  # noqa: N818 (nothing went wrong)
@@ -20,11 +22,13 @@ class Stop:
 
     Args:
         minutes: the time allowed; None for no limit.
+        echo: seconds in which a second signal counts as the first.
     """
 
-    def __init__(self, minutes: float | None = None) -> None:
+    def __init__(self, minutes: float | None = None, echo: float = 0.0) -> None:
         self.signal: int | None = None
         """The signal that came, if one did."""
+        self._echo, self._came = echo, 0.0
         self.end = None if minutes is None else time.monotonic() + 60 * minutes
         """When the time is up, on the monotonic clock."""
         self._handlers: dict[int, Any] = {}
@@ -42,9 +46,21 @@ class Stop:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
+            if time.monotonic() - self._came < self._echo:
+                return
             # the exit status names the signal; the journal keeps every finished step either way
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        self.signal, self._came = number, time.monotonic()
+
+    def heard(self, number: int | None, late: bool) -> None:
+        """Take over what all ranks have agreed on.
+
+        Args:
+            number: the signal that one of them got, if one did.
+            late: whether the time is up.
+        """
         self.signal = number
+        self.end = 0.0 if late else self.end
 
     @property
     def reason(self) -> str:

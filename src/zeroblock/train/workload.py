@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from ..engine import Engine
 from ..errors import ZeroBlockError
 from ..evaluate.demonstration import Demonstrations
 from ..evaluate.evaluator import Evaluator, Exam
+from ..step import Objective
 from ..task.own import is_hub, is_path, located
 from . import cache
 from .batch import digest, fingerprint
@@ -70,26 +71,56 @@ class Workload:
         asked = [(example.right, example.answers) for exam in exams for example in exam.examples]
         return digest([*shown, *asked, (self.task.metric.name, self.task.max_new_tokens)])
 
-    def objectives(self, batch: Sequence[int]) -> list[Closure]:
+    def objectives(
+        self, batch: Sequence[int], share: Callable[[int], slice] = lambda parts: slice(None)
+    ) -> list[Closure]:
         """The objective on a step's examples, one per micro-batch.
 
         Args:
             batch: indices of training examples.
+            share: which micro-batches this process measures, by their number; all of them by default.
         """
-        size = self.config.batch_size
-        return [self._objective(batch[start : start + size]) for start in range(0, len(batch), size)]
+        parts = self.cut(batch)
+        return [self._objective(part) for part in parts[share(len(parts))]]
+
+    def cut(self, batch: Sequence[int]) -> list[Sequence[int]]:
+        """Cut a step's examples into micro-batches: every batch into its shares, which differ by one example at most.
+
+        Args:
+            batch: indices of training examples.
+        """
+        size, shares = self.config.batch_size, self.config.shares or 1
+        ends = [size * share // shares for share in range(shares + 1)]
+        return [batch[at + a : at + b] for at in range(0, len(batch), size) for a, b in itertools.pairwise(ends)]
 
     def _objective(self, batch: Sequence[int]) -> Closure:
         if self.train_exam is not None:
-            return functools.partial(self._missed, self.train_exam.take(batch))
+            return Missed(self.evaluator, self.train_exam.take(batch))
         encoded, labels = zip(*(self.train[i] for i in batch), strict=True)
         reduction = self.config.loss_over or "tokens"
         return self.engine.objective(encoded, labels, over=self.task.over, reduction=reduction)
 
-    def _missed(self, exam: Exam) -> float:
-        """One minus the metric; NaN if the scores are NaN."""
-        result = self.evaluator(exam, loss=False)
-        return math.nan if math.isnan(result.loss) and not self.task.metric.generates else 1 - result.value
+
+@dataclass(frozen=True)
+class Missed(Objective):
+    """One minus the metric of some examples; NaN if the scores are NaN.
+
+    Args:
+        evaluator: measures them.
+        exam: the examples.
+    """
+
+    evaluator: Evaluator
+    exam: Exam
+
+    def __call__(self) -> float:
+        result = self.evaluator(self.exam, loss=False)
+        unknown = math.isnan(result.loss) and not self.evaluator.task.metric.generates
+        return math.nan if unknown else 1 - result.value
+
+    @property
+    def weight(self) -> tuple[str, float]:
+        return "examples", float(len(self.exam.examples))
 
 
 def resolve(config: Config) -> Config:

@@ -1,0 +1,91 @@
+"""``zeroblock bench ranks``: what the ranks that are here gain, and what their messages cost."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import ZeroBlockError
+from ..train.config import TIMEOUT_SECONDS, Config
+from ..train.launch import Launch
+from .train import settings
+
+COMMAND = "torchrun --standalone --nproc-per-node 2 -m zeroblock bench ranks …"
+
+
+@settings(
+    "model", "random_weights", "dtype", "device", "task", "data", "dev", "max_length", "method", "batch_size",
+    "accumulate", "probes", "parallel", "shares", "engine", "graphs", "max_tokens",
+)  # fmt: skip
+def ranks(
+    steps: Annotated[int, typer.Option(min=1, help="Steps that are timed, after three that are not.")] = 20,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    csv: Annotated[Path | None, typer.Option(help="Append the row to this file.")] = None,
+    **given: Any,
+) -> None:
+    """Measure a step, its message and an evaluation on the ranks that torchrun started, beside one process."""
+    launch = Launch.of()
+    if launch is None or launch.size == 1:
+        raise ZeroBlockError(f"there is one process, and nothing to compare: use {COMMAND}")
+    values = {name: value for name, value in given.items() if value is not None}
+    values |= {"random_weights": True} if _is_shape(values.get("model")) else {}
+    config = Config.of({"lr": 0.0, **values})
+    if csv is not None and launch.rank == 0:
+        from ..bench.row import append
+
+        append(csv, [], _row())
+    with launch.joined(config.device, TIMEOUT_SECONDS):
+        row = _measured(config, steps, launch.rank == 0)
+    if launch.rank > 0:
+        return
+    if csv is not None:
+        from ..bench.row import append
+
+        append(csv, [row], _row())
+    _print(row, json)
+
+
+def _is_shape(model: Any) -> bool:
+    from .. import model as models
+
+    return model in models.OPT
+
+
+def _row() -> type:
+    from ..bench.ranks import RanksRow
+
+    return RanksRow
+
+
+def _measured(config: Config, steps: int, speaks: bool) -> Any:
+    from ..bench.ranks import measure
+    from ..train.joint import load, shared
+    from ..train.peers import Peers
+    from ..train.workload import resolve
+
+    def tell(text: str) -> None:
+        if speaks:
+            typer.echo(text, err=True)
+
+    peers = Peers.here()
+    config = shared(resolve(config), peers, tell, begins=True)
+    return measure(load(config, peers, tell, lambda workload: None), peers, steps, tell)
+
+
+def _print(row: Any, json: bool) -> None:
+    from dataclasses import asdict
+
+    if json:
+        typer.echo(jsonlib.dumps(asdict(row), indent=2))
+        return
+    typer.echo(f"{row.model}, {row.task}, {row.method}: {row.ranks} ranks share {row.parallel}")
+    typer.echo(f"  step        {row.alone_ms:.1f} ms alone, {row.step_ms:.1f} ms together: × {row.speedup:.2f}")
+    typer.echo(f"  message     {row.message_us:.0f} µs, {row.message_bytes} bytes per rank and step")
+    typer.echo(f"  checksum    {row.checksum_ms:.1f} ms")
+    typer.echo(
+        f"  evaluation  {row.evaluate_alone_s:.2f} s alone, {row.evaluate_s:.2f} s together: "
+        f"× {row.evaluate_speedup:.2f} ({row.examples} examples)"
+    )

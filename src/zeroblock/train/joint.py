@@ -1,0 +1,161 @@
+"""A run on several ranks: which of them writes, how they share the work, and what all must have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..errors import ZeroBlockError
+from ..journal import fingerprint
+from .config import BACKPROPAGATION, EXECUTION, Config
+from .folder import Folder
+from .follower import Follower
+from .peers import Peers
+from .price import ECONOMICAL
+from .workload import Workload, prepare
+
+OWN = ("model", "task", "trust_remote_code")
+"""Settings that may differ between ranks: paths on their machines, whose contents are compared."""
+
+
+@contextlib.contextmanager
+def opened(out: str | Path, peers: Peers) -> Iterator[tuple[Folder, Peers]]:
+    """Open the folder of a run: the rank that has most of the run writes it, rank 0 if none has any.
+
+    After a restart the ranks may be numbered in another way, and only one machine need have the folder.
+
+    Args:
+        out: the folder.
+        peers: the ranks.
+    """
+    if peers.size > 1:
+        held = peers.each(lambda: _bytes_held(Folder(out)))
+        peers = peers.led_by(held.index(max(held)))
+    with Folder(out) if peers.leads else Follower(out) as folder:
+        yield folder, peers
+
+
+def _bytes_held(folder: Folder) -> int:
+    """How much a folder holds of a run: the bytes of its journal; -1 if there is no run."""
+    if folder.journal.exists():
+        return folder.journal.stat().st_size
+    return 0 if folder.begun else -1
+
+
+def shared(config: Config, peers: Peers, tell: Callable[[str], None], *, begins: bool) -> Config:
+    """Decide what the ranks share, and into how many parts a batch is cut, which stays fixed for the run.
+
+    Args:
+        config: of the run.
+        peers: the ranks.
+        tell: is called with a line for the user.
+        begins: whether the run is about to begin; one that goes on keeps its parts.
+    """
+    if peers.size == 1:
+        return config
+    if config.method == BACKPROPAGATION:
+        raise ZeroBlockError("ft runs in one process: leave out torchrun, or take a zeroth-order method")
+    if not config.trains:
+        return config
+    if config.timed:
+        raise ZeroBlockError(
+            "without --lr the steps of a run of so many minutes follow the clock, and every rank has its own: give "
+            "--steps without --max-minutes, or --lr"
+        )
+    if begins and config.schedule == ECONOMICAL:
+        raise ZeroBlockError(
+            "the costs of blocks are measured in one process: let one begin the run and stop it, then resume on all "
+            "ranks, or give the costs (--schedule economical:1,0.9,…)"
+        )
+    if config.parallel is None:
+        tell(f"{peers.size} ranks share the examples of every batch (--parallel data)")
+        config = config.replace(parallel="data")
+    from ..ranks import Ranks
+
+    ranks = Ranks.of(config.parallel, probes=config.probes)
+    assert ranks is not None
+    rows, columns = len(ranks.grid), len(ranks.grid[0])
+    if begins and config.shares is None and rows > 1:
+        shares = -(-rows // config.accumulate)
+        if shares > config.batch_size:
+            raise ZeroBlockError(
+                f"a batch of {config.batch_size} cannot be cut into parts for {rows} ranks: raise --batch-size to "
+                f"{shares}, or use --parallel probes"
+            )
+        config = config.replace(shares=shares)
+    parts = config.accumulate * (config.shares or 1)
+    if parts < rows:
+        tell(f"{rows - parts} of {rows} ranks have nothing to measure: this run cuts a batch into {parts} (--shares)")
+    if config.probes < columns:
+        tell(
+            f"{columns - config.probes} of {columns} ranks have nothing to measure: this run has {config.probes} probes"
+        )
+    return config
+
+
+@contextlib.contextmanager
+def measured_alike(config: Config) -> Iterator[None]:
+    """Measure a run that shares its probes in the same way in one process: then that process is a group of one."""
+    import torch.distributed as dist
+
+    if dist.is_initialized() or "probes" not in (config.parallel or ""):
+        yield
+        return
+    stores: Any = dist  # torch does not say that it exports them
+    dist.init_process_group("gloo", store=stores.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def load(config: Config, peers: Peers, tell: Callable[[str], None], check: Callable[[Workload], None]) -> Workload:
+    """Load the model and the data on every rank; a rank with other ones, or another version, is refused by name.
+
+    Args:
+        config: of the run, on this rank.
+        peers: the ranks.
+        tell: is called with a line about each stage.
+        check: refuses data that are not the run's.
+    """
+
+    def mine() -> Workload:
+        workload = prepare(config, tell=tell)
+        check(workload)
+        return workload
+
+    if peers.size == 1:
+        return mine()
+    peers.agree({"zeroblock": __version__, "torch": torch.__version__}, "install the same version on all of them")
+    settings = dataclasses.asdict(config)
+    common = {name: settings[name] for name in settings if name not in (*EXECUTION, *OWN)} | {
+        "parallel": config.parallel
+    }
+    peers.agree({f"the setting {name}": value for name, value in common.items()}, "give all of them the same settings")
+    workload = peers.together(mine)
+    if config.prefix is not None:
+        _share_start(workload, peers)
+    peers.agree(
+        {
+            "a base model with the fingerprint": fingerprint(workload.model),
+            "training data with the fingerprint": workload.fingerprint,
+            "evaluated rows with the fingerprint": workload.exam_digest,
+        },
+        "give all of them the same model and data",
+    )
+    return workload
+
+
+def _share_start(workload: Workload, peers: Peers) -> None:
+    """Begin a prefix with the leader's values: other machines compute other last bits."""
+    trained = [param for param in workload.model.parameters() if param.requires_grad]
+    values = peers.first(lambda: [param.detach().cpu() for param in trained])
+    with torch.no_grad():
+        for param, value in zip(trained, values, strict=True):
+            param.copy_(value)

@@ -1,0 +1,58 @@
+"""Meetings: all ranks of a run decide together whether to stop, so that they stop after the same step."""
+
+from __future__ import annotations
+
+import time
+
+from .peers import Peers
+from .stop import Stop, Stopped
+
+MEETING_SECONDS = 0.5
+"""About the time from one meeting to the next; it is also how long the ranks may take to hear of a signal."""
+MAX_STEPS_BETWEEN = 1000
+
+
+class Meetings:
+    """Decides when a run stops: at every step in one process, about twice per second on several ranks.
+
+    Rank 0 says at which step the next meeting is.  Its clock decides whether the time is up; a signal counts whichever
+    rank gets it.
+
+    Args:
+        peers: the ranks.
+        stop: the signals and the clock of this one.
+    """
+
+    def __init__(self, peers: Peers, stop: Stop) -> None:
+        self.peers, self.stop = peers, stop
+        self._last: tuple[int, float] | None = None
+        self._next = 0
+
+    def check(self, step: int, *, clock: bool) -> None:
+        """Raise :class:`Stopped` on all ranks if there is a reason to stop.
+
+        Args:
+            step: the number of steps taken, the same on all ranks.
+            clock: whether the end of the time is a reason.
+        """
+        if self.peers.size == 1:
+            self.stop.check(clock=clock)
+        elif step >= self._next:
+            self._hold(step, clock)
+
+    def _hold(self, step: int, clock: bool) -> None:
+        now = time.monotonic()
+        rate = 0.0 if self._last is None else (step - self._last[0]) / max(now - self._last[1], 1e-6)
+        ahead = max(1, min(MAX_STEPS_BETWEEN, int(rate * MEETING_SECONDS)))
+        answers = self.peers.each(lambda: (self.stop.signal, clock and self.stop.late, step + ahead))
+        self._last, self._next = (step, now), answers[0][2]
+        if answers[0][1] or any(signal is not None for signal, _, _ in answers):
+            raise Stopped
+
+    def settle(self) -> None:
+        """After all ranks have stopped: give all of them the same reason."""
+        if self.peers.size > 1:
+            answers = self.peers.each(lambda: (self.stop.signal, self.stop.late))
+            self.stop.heard(
+                next((signal for signal, _ in answers if signal is not None), None), any(late for _, late in answers)
+            )
