@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..noise import BASIS, Distribution, Draw, Key
-from .base import CHUNK, Basis, Site
-from .held import Held
+from ..noise import BASIS, Distribution, Draw, Key, Rounding
+from .base import CHUNK, Alphas, Basis, Site
 
 
 @dataclasses.dataclass(frozen=True)
-class Framed(Held):
+class Framed(Basis):
     """Pz = gain·U z Vᵀ with z of r×r, or gain·U z with z of r×n; m×n is the tensor as a matrix.
 
     U of m×r and V of n×r have orthonormal columns: the Q of the QR decomposition of seeded normal noise, with
@@ -46,12 +45,27 @@ class Framed(Held):
     device: torch.device
     held: Tensor | None = dataclasses.field(default=None, compare=False)
 
+    carries = True
+
+    @property
+    def size(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def rounding(self) -> Rounding:
+        return self.site.rounding
+
+    @property
+    def behind(self) -> bool:
+        return self.held is not None
+
     @property
     def factor_shape(self) -> tuple[int, int] | None:
         return (self.shape[1], self.rank) if self.both else None
 
     @property
     def grid(self) -> tuple[int, int]:
+        """The shape of the coordinates."""
         return self.rank, self.rank if self.both else self.shape[1]
 
     @functools.cached_property
@@ -64,6 +78,9 @@ class Framed(Held):
         """V, (n, r)."""
         return self._frame(self.shape[1], 0)
 
+    def matrix(self, param: Tensor) -> tuple[int, int]:
+        return self.grid
+
     def factor(self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
         """scale·V, (n, r)."""
         return (self.right * scale).to(device, dtype)
@@ -71,23 +88,39 @@ class Framed(Held):
     def coordinates_(self, out: Tensor, key: Key, scale: float, share: float = 1.0) -> Tensor:
         """out ← share·gain·U (B + scale·z), (m, r) of any dtype."""
         share *= self.gain
-        z = ops.fill_(self.new(self.device), self.draw(key), share * scale, start=self.held, decay=share)
+        z = self._drawn(key, share * scale, decay=share, start=self.held)
         return out.copy_(self._between(z))
 
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
         bits = key.to(probe=key.probe + 1)  # other rounding bits than the update's, which are those of probe 0
-        z, flip = ops.fill_(self.new(self.device), self.draw(key), eps, start=self.held), eps < 0
+        z, flip = self._drawn(key, eps, start=self.held), eps < 0
         if self.both:
-            self.write_(copy, z, 1.0, bits, 1.0, flip)
+            self._write_(copy, z, 1.0, bits, 1.0, flip)
             return copy
         m, n = self.shape
         rows = max(1, 4096 // n, min(CHUNK // n, m // 16))  # a sixteenth of a large tensor at most
         with torch.autocast(copy.device.type, enabled=False):  # a forward pass may be in it
             for a in range(0, m, rows):
                 part, lifted = copy.view(-1)[a * n : (a + rows) * n], self.left[a : a + rows] @ z
-                ops.add_(part, lifted, self.gain, self.draw(bits).at(a * n), rounding=self.rounding, flip=flip)
+                ops.add_(part, lifted, self.gain, self._draw(bits).at(a * n), rounding=self.rounding, flip=flip)
         return copy
+
+    def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
+        return self._drawn(key).view(-1)[span]
+
+    def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float) -> None:
+        moves = isinstance(alphas, Tensor) or any(alphas) or decay != 1.0
+        if moves and self.held is None:
+            self._write_(param, self._drawn(key, alphas), 1.0, key, decay)
+        elif self.held is not None:
+            ops.add_noise_(self.held, self._draw(key), alphas)
+
+    def lift_(self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float) -> None:
+        if self.held is None:
+            self._write_(param, delta.view(self.grid), alpha, key, decay)
+        else:
+            self.held.add_(delta.view(self.grid), alpha=alpha)
 
     def transport(self, state: Tensor, old: Basis) -> Tensor:
         """The part of an old step that lies between the new frames: (UᵀU_old) z (V_oldᵀV)."""
@@ -97,8 +130,22 @@ class Framed(Held):
             z = z @ (old.right.T.double() @ self.right.double())
         return z.float().reshape(-1)
 
+    def holding(self, held: Tensor | None) -> Framed:
+        return dataclasses.replace(self, held=held)
+
     def empty(self, device: torch.device) -> Tensor | None:
-        return super().empty(device) if self.both else None
+        return torch.zeros(self.grid, dtype=torch.float32, device=device) if self.both else None
+
+    def fold_(self, param: Tensor, key: Key) -> None:
+        """W ← W + gain·U B Vᵀ, B ← 0."""
+        assert self.held is not None
+        self._write_(param, self.held, 1.0, key, 1.0)
+        self.held.zero_()
+
+    def _drawn(self, key: Key, alpha: ops.Alpha = 1.0, *, start: Tensor | None = None, decay: float = 1.0) -> Tensor:
+        """decay·start + Σₖ alpha[k]·z_k."""
+        out = torch.empty(self.grid, dtype=torch.float32, device=self.device)
+        return ops.fill_(out, self._draw(key), alpha, start=start, decay=decay)
 
     def _frame(self, rows: int, probe: int) -> Tensor:
         draw = Draw(self.key.to(stream=BASIS, probe=probe), self.site.offset, Distribution.NORMAL)
@@ -111,9 +158,11 @@ class Framed(Held):
         out = torch.zeros((self.shape[0], self.rank), dtype=torch.float32, device=self.device)
         return ops.add_outer_(out, self.left, z.T, 1.0, Draw(self.key))
 
-    def write_(self, param: Tensor, z: Tensor, alpha: float, key: Key, decay: float, flip: bool = False) -> None:
+    def _draw(self, key: Key) -> Draw:
+        return Draw(key, self.site.offset, self.site.distribution)
+
+    def _write_(self, param: Tensor, z: Tensor, alpha: float, key: Key, decay: float, flip: bool = False) -> None:
         """W ← decay·W + alpha·gain·U z Vᵀ, or of U z."""
         left, right = (self._between(z), self.right) if self.both else (self.left, z.T)
-        ops.add_outer_(
-            param, left, right, alpha * self.gain, self.draw(key), decay=decay, rounding=self.rounding, flip=flip
-        )
+        draw, scale = self._draw(key), alpha * self.gain
+        ops.add_outer_(param, left, right, scale, draw, decay=decay, rounding=self.rounding, flip=flip)
