@@ -105,13 +105,18 @@ def test_stream(kind: str, cls: type, dtype: torch.dtype, late: type) -> None:
     """A step whose numbers stay on the device, where the part allows it; otherwise the host takes it."""
     model = Tiny(dtype=dtype)
     optimizer = build(kind, cls, model)
-    Submitted.steps = 0
-    able = optimizer.plan().capturable
-    records = run(optimizer, STEPS, Submitted)
+    Submitted.steps = able = 0
+
+    def submitted(closure: Any) -> Submitted:
+        nonlocal able  # a subspace may have another basis for a block of vectors
+        able += optimizer.plan().capturable
+        return Submitted(closure)
+
+    records = run(optimizer, STEPS, submitted)
     weights, expected = reference(kind, cls, dtype)
     assert records == expected
     assert same(snapshot(model), weights)
-    assert Submitted.steps == (STEPS if able else 0)
+    assert Submitted.steps == able
 
 
 def test_parts_that_cannot_run_on_the_device_say_so() -> None:
