@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import importlib
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pool import group, layout
+from pool import group, layout, note
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
@@ -264,17 +263,19 @@ def opted_out() -> list[str]:
     return [str(one.message) for one in caught]
 
 
-def dying(how: int) -> None:
-    """Rank 1 ends or stops in its second step, by a signal."""
+def dying(how: int, timeout_s: float | None = None) -> None:
+    """Rank 1 ends or stops in its second step, by a signal; the others wait for it."""
     model = Tiny()
     optimizer = zb.mezo(model, lr=1e-3)
-    channel.ROLL_CALL_S = 4.0
+    channel.ROLL_CALL_S = channel.FAREWELL_S = 4.0
 
     def objective() -> Tensor:
         if optimizer.steps == 1 and dist.get_rank() == 1:
             os.kill(os.getpid(), how)
-        if optimizer.steps == 1 and how == signal.SIGSTOP:
-            distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=3), dist.group.WORLD)
+        if optimizer.steps == 1 and timeout_s is not None:
+            distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout_s), dist.group.WORLD)
+        if optimizer.steps == 1:
+            note(f"second/{dist.get_rank()}")
         return model(torch.arange(3)).float().square().mean()
 
     for _ in range(3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 from pathlib import Path
 
@@ -158,12 +159,21 @@ def test_the_forked_engine_on_ranks(pool: Pool) -> None:
     assert all(equal(outcome, one) for outcome in pool.run(rank_case.packed, share))
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_is_gone_is_named(how: int) -> None:
+@pytest.mark.parametrize(
+    ("how", "timeout_s"), [(signal.SIGKILL, None), (signal.SIGSTOP, 3), (signal.SIGSTOP, None)], ids=str
+)
+def test_a_rank_that_is_gone_is_named(how: int, timeout_s: float | None) -> None:
+    """Killed, stopped beyond the group's timeout, or stopped until the user has enough of it."""
     with Pool(3, preload=["rank_warm"]) as pool:
-        pool.send(rank_case.dying, how)
+        pool.send(rank_case.dying, how, timeout_s)
+        interrupted = how == signal.SIGSTOP and timeout_s is None
+        if interrupted:
+            pool.wait("second/0", "second/2")
+            os.kill(pool.processes[0].pid, signal.SIGINT)
         outcomes = [pool.answer(rank) for rank in (0, 2)]
         pool.processes[1].kill()
+    if interrupted:
+        assert outcomes.pop(0).kind == "KeyboardInterrupt"
     for outcome in outcomes:
         assert outcome.kind == "ZeroBlockError"
         assert outcome.message.startswith("rank 1 no longer answers")
