@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -153,7 +154,13 @@ def test_killed_ranks_are_started_again(base: dict[str, Any], tmp_path: Path) ->
         max_restarts=len(kills), start_method="forkserver", monitor_interval=0.05,
     )  # fmt: skip
     arguments = ["train", *made(values | {"parallel": "data"}), "--out", str(tmp_path / "killed"), "--quiet"]
-    elastic_launch(launch, commanded)(arguments, kills)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}  # the agent has its own, and keeps them
+    try:
+        elastic_launch(launch, commanded)(arguments, kills)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     assert kept(tmp_path / "killed") == kept(tmp_path / "whole")
 
 

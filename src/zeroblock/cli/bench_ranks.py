@@ -72,7 +72,7 @@ def _measured(config: Config, steps: int, speaks: bool) -> Any:
 
     peers = Peers.here()
     config = shared(resolve(config), peers, tell, begins=True)
-    return measure(load(config, peers, tell, lambda workload: None), peers, steps, tell)
+    return measure(load(config, peers, tell), peers, steps, tell)
 
 
 def _print(row: Any, json: bool) -> None:

@@ -113,6 +113,9 @@ def train(
     and at the end a summary with figures. Ctrl-C stops the run after the current step;
     `zeroblock resume DIR` continues it, bit for bit. `zeroblock tasks --help` says what your own
     data may look like, and `zeroblock plan` how long a run will take.
+
+    On several GPUs or machines: `torchrun --nproc-per-node 8 -m zeroblock train …`, where the ranks
+    share the examples or the probes of every step (`--parallel`).
     """
     from ..train import make, run
 

@@ -107,7 +107,7 @@ class Config:
     )
     interval: int | None = _option(None, "Steps for which a block and its basis are kept.", 1)
     fold: int | None = _option(None, "lozo: steps collected before they are added to the weights. [as many as fit]", 1)
-    rank: int | None = _option(None, "lozo and lozo_m: rank of the directions.", 1)
+    rank: int | None = _option(None, "lozo, lozo_m, subzero, zo_muon, eggroll: rank of the directions.", 1)
     keep: float | None = _option(None, "sparse_mezo: fraction of the weights that move; lezo, adalezo: of the layers.")
     probes: int = _option(1, "Random directions per step.", 1)
     clip: float | None = _option(None, "Clamp coefficients to ±clip; a few times their usual size works well.")

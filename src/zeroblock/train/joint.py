@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .. import __version__
+from .. import __version__, adapter
 from ..errors import ZeroBlockError
 from ..journal import fingerprint
 from .config import BACKPROPAGATION, EXECUTION, Config
@@ -115,7 +115,13 @@ def measured_alike(config: Config) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def load(config: Config, peers: Peers, tell: Callable[[str], None], check: Callable[[Workload], None]) -> Workload:
+def load(
+    config: Config,
+    peers: Peers,
+    tell: Callable[[str], None],
+    check: Callable[[Workload], None] = lambda workload: None,
+    run: Path | None = None,
+) -> Workload:
     """Load the model and the data on every rank; a rank with other ones, or another version, is refused by name.
 
     Args:
@@ -123,6 +129,7 @@ def load(config: Config, peers: Peers, tell: Callable[[str], None], check: Calla
         peers: the ranks.
         tell: is called with a line about each stage.
         check: refuses data that are not the run's.
+        run: the folder of a run that goes on, which keeps the start of a prefix.
     """
 
     def mine() -> Workload:
@@ -140,7 +147,7 @@ def load(config: Config, peers: Peers, tell: Callable[[str], None], check: Calla
     peers.agree({f"the setting {name}": value for name, value in common.items()}, "give all of them the same settings")
     workload = peers.together(mine)
     if config.prefix is not None:
-        _share_start(workload, peers)
+        _share_start(workload, peers, run)
     peers.agree(
         {
             "a base model with the fingerprint": fingerprint(workload.model),
@@ -152,10 +159,16 @@ def load(config: Config, peers: Peers, tell: Callable[[str], None], check: Calla
     return workload
 
 
-def _share_start(workload: Workload, peers: Peers) -> None:
+def _share_start(workload: Workload, peers: Peers, run: Path | None) -> None:
     """Begin a prefix with the leader's values: other machines compute other last bits."""
     trained = [param for param in workload.model.parameters() if param.requires_grad]
-    values = peers.first(lambda: [param.detach().cpu() for param in trained])
+
+    def start() -> list[torch.Tensor]:
+        if run is not None:
+            adapter.restart_(workload.model, run)
+        return [param.detach().cpu() for param in trained]
+
+    values = peers.first(start)
     with torch.no_grad():
         for param, value in zip(trained, values, strict=True):
             param.copy_(value)
