@@ -126,7 +126,7 @@ class Graphs:
         Returns:
             The numbers, on the device; None, and nothing moved, where the step cannot be captured.
         """
-        if self.reason or len(plan.points) > staged.most or plan.estimator.anchored:  # an anchor has no fixed place
+        if self.reason or len(plan.measured) > staged.most or plan.estimator.anchored:  # an anchor has no fixed place
             return None
         with torch.cuda.device(staged.device):
             if plan.weights is not self._owner or self._inputs is None or len(self._inputs.batch) < len(staged.batch):
