@@ -170,7 +170,7 @@ def rules(course: Course, scores: Mapping[str, Sequence[Score]]) -> list[str]:
     )
     counted = f" (n {sizes[0]} dev, {sizes[1]} test)" if sizes else ""
     return [
-        f"Every runner trained for {race.minutes:g} minutes of wall clock, evaluations not counted, with {seeds}. "
+        f"Every runner planned {race.minutes:g} min of training, evaluations not counted, with {seeds}. "
         f"{chosen}Test is reported at the step that dev selected{counted}; nothing was chosen by test.",
         "",
         "A forward pass is one batch at one point: a two-sided step is two, also where a forked pass measures both. "
