@@ -33,6 +33,11 @@ class Shield:
             self.closed = True
 
 
+def held_back() -> bool:
+    """Whether a Ctrl-C waits for a shield to end."""
+    return _waiting is not None
+
+
 def _receive(number: int, frame: FrameType | None) -> None:
     global _waiting
     _waiting = (number, frame)

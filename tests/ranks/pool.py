@@ -3,7 +3,7 @@
 >>> with Pool(4) as pool:                                                   # doctest: +SKIP
 ...     results = pool.run(case, "mezo", size=2)    # case("mezo") in ranks 0 and 1, in rank order
 
-A case is a function of a module that the workers can import.  It finds its ranks by :func:`ranks`.
+A case is a function of a module that the workers can import.  It finds its ranks by :func:`layout`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -29,6 +30,8 @@ ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "
 """The environment of a worker: one thread, and no interface but the local one."""
 _groups: dict[int, Any] = {}
 """In a worker: the group of the first n ranks, by n."""
+_stores: list[Any] = []
+"""In a worker: the store that it shares with the test."""
 
 
 class Failure(Exception):  # noqa: N818
@@ -90,6 +93,10 @@ class Pool:
             raise TimeoutError(f"rank {rank} hangs")
         return pickle.loads(self.pipes[rank].recv_bytes())
 
+    def wait(self, *keys: str) -> None:
+        """Wait until ranks have noted these words."""
+        self.store.wait(list(keys), datetime.timedelta(seconds=PATIENCE_S))
+
     def close(self) -> None:
         """End every rank."""
         for pipe in self.pipes:
@@ -108,7 +115,7 @@ class Pool:
         self.close()
 
 
-def ranks(size: int, probes: int = 1, by_probe: bool = True, every: int = 1000) -> Ranks:
+def layout(size: int, probes: int = 1, by_probe: bool = True, every: int = 1000) -> Ranks:
     """In a worker: the first ``size`` ranks, ``probes`` of which share the probes; the rest share the data."""
     grid = tuple(tuple(range(d, d + probes)) for d in range(0, size, probes))
     return Ranks(_groups[size], grid, by_probe=by_probe and (probes > 1 or size == 1), every=every)
@@ -119,9 +126,17 @@ def group(size: int) -> Any:
     return _groups[size]
 
 
+def note(key: str) -> None:
+    """In a worker: tell the test, which may wait for it."""
+    _stores[-1].set(key, "")
+
+
 def _work(rank: int, size: int, port: int, timeout_s: float, pipe: Connection) -> None:
     torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()  # whatever this rank waits for
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    _stores.append(store)
     timeout = datetime.timedelta(seconds=timeout_s)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     _groups.update({n: dist.group.WORLD if n == size else dist.new_group(list(range(n))) for n in range(1, size + 1)})

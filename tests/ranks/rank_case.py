@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import importlib
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pool import group, ranks
+from pool import group, layout, note
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
@@ -78,18 +77,16 @@ def alone(name: str, dtype: torch.dtype, size: int, **options: Any) -> Outcome:
     return trained(name, dtype, lambda model, step: [batch(model, step, share) for share in range(size)], **options)
 
 
-def by_data(name: str, dtype: torch.dtype, sizes: tuple[int, ...], **options: Any) -> dict[int, Outcome]:
+def by_data(name: str, dtype: torch.dtype, ranks: int, **options: Any) -> Outcome:
     """Each rank has one micro-batch per step."""
-    rank = dist.get_rank()
-    own = lambda model, step: batch(model, step, rank)  # noqa: E731
-    return {size: trained(name, dtype, own, parallel=group(size), **options) for size in sizes if rank < size}
+    own = lambda model, step: batch(model, step, dist.get_rank())  # noqa: E731
+    return trained(name, dtype, own, parallel=group(ranks), **options)
 
 
-def by_probes(name: str, dtype: torch.dtype, sizes: tuple[int, ...], **options: Any) -> dict[int, Outcome]:
+def by_probes(name: str, dtype: torch.dtype, ranks: int, **options: Any) -> Outcome:
     """Each rank measures some of the probes."""
     one = lambda model, step: batch(model, step, 0)  # noqa: E731
-    mine = [size for size in sizes if dist.get_rank() < size]
-    return {size: trained(name, dtype, one, parallel=ranks(size, size), **options) for size in mine}
+    return trained(name, dtype, one, parallel=layout(ranks, ranks), **options)
 
 
 def by_default(name: str, parallel: Any = "auto", **options: Any) -> Outcome:
@@ -197,7 +194,7 @@ def odd_one(seed: int = 0, shift: float = 0.0, lr: float = 1e-3, method: str = "
 def flipped(every: int) -> int:
     """One bit changes on one rank after two steps; the number of steps taken until somebody notices."""
     model = Tiny()
-    optimizer = zb.mezo(model, lr=1e-3, parallel=ranks(4, every=every))
+    optimizer = zb.mezo(model, lr=1e-3, parallel=layout(4, every=every))
     objective = Batch(model, 0)
     for step in range(8):
         if step == 2 and dist.get_rank() == 1:
@@ -266,17 +263,19 @@ def opted_out() -> list[str]:
     return [str(one.message) for one in caught]
 
 
-def dying(how: int) -> None:
-    """Rank 1 ends or stops in its second step, by a signal."""
+def dying(how: int, timeout_s: float | None = None) -> None:
+    """Rank 1 ends or stops in its second step, by a signal; the others wait for it."""
     model = Tiny()
     optimizer = zb.mezo(model, lr=1e-3)
-    channel.ROLL_CALL_S = 4.0
+    channel.ROLL_CALL_S = channel.FAREWELL_S = 4.0
 
     def objective() -> Tensor:
         if optimizer.steps == 1 and dist.get_rank() == 1:
             os.kill(os.getpid(), how)
-        if optimizer.steps == 1 and how == signal.SIGSTOP:
-            distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=3), dist.group.WORLD)
+        if optimizer.steps == 1 and timeout_s is not None:
+            distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout_s), dist.group.WORLD)
+        if optimizer.steps == 1:
+            note(f"second/{dist.get_rank()}")
         return model(torch.arange(3)).float().square().mean()
 
     for _ in range(3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 from pathlib import Path
 
@@ -31,10 +32,9 @@ def test_ranks_equal_one_process(pool: Pool, name: str, dtype: torch.dtype, data
     """Data on ranks is a list of as many micro-batches; probes on some ranks are the probes of one."""
     micro_batches, four = alone(name, dtype, data), alone(name, dtype, 1, probes=4)
     assert not equal(micro_batches, four)
-    for outcomes in pool.run(rank_case.by_data, name, dtype, (data,)):
-        assert all(equal(outcome, micro_batches) for outcome in outcomes.values())
-    for outcomes in pool.run(rank_case.by_probes, name, dtype, probes, probes=4):
-        assert all(equal(outcome, four) for outcome in outcomes.values())
+    assert all(equal(outcome, micro_batches) for outcome in pool.run(rank_case.by_data, name, dtype, data, size=data))
+    for size in probes:
+        assert all(equal(one, four) for one in pool.run(rank_case.by_probes, name, dtype, size, size=size, probes=4))
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,9 @@ def test_ranks_equal_one_process(pool: Pool, name: str, dtype: torch.dtype, data
 )
 def test_probes_that_do_not_divide_evenly(pool: Pool, options: dict[str, object]) -> None:
     one = alone("mezo", torch.bfloat16, 1, **options)
-    for outcomes in pool.run(rank_case.by_probes, "mezo", torch.bfloat16, (2, 4), **options):
-        assert all(equal(outcome, one) for outcome in outcomes.values())
+    for size in (2, 4):
+        outcomes = pool.run(rank_case.by_probes, "mezo", torch.bfloat16, size, size=size, **options)
+        assert all(equal(outcome, one) for outcome in outcomes)
 
 
 def test_a_mesh_of_data_by_probes(pool: Pool) -> None:
@@ -158,12 +159,21 @@ def test_the_forked_engine_on_ranks(pool: Pool) -> None:
     assert all(equal(outcome, one) for outcome in pool.run(rank_case.packed, share))
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_is_gone_is_named(how: int) -> None:
+@pytest.mark.parametrize(
+    ("how", "timeout_s"), [(signal.SIGKILL, None), (signal.SIGSTOP, 3), (signal.SIGSTOP, None)], ids=str
+)
+def test_a_rank_that_is_gone_is_named(how: int, timeout_s: float | None) -> None:
+    """Killed, stopped beyond the group's timeout, or stopped until the user has enough of it."""
     with Pool(3, preload=["rank_warm"]) as pool:
-        pool.send(rank_case.dying, how)
+        pool.send(rank_case.dying, how, timeout_s)
+        interrupted = how == signal.SIGSTOP and timeout_s is None
+        if interrupted:
+            pool.wait("second/0", "second/2")
+            os.kill(pool.processes[0].pid, signal.SIGINT)
         outcomes = [pool.answer(rank) for rank in (0, 2)]
         pool.processes[1].kill()
+    if interrupted:
+        assert outcomes.pop(0).kind == "KeyboardInterrupt"
     for outcome in outcomes:
         assert outcome.kind == "ZeroBlockError"
         assert outcome.message.startswith("rank 1 no longer answers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,13 +16,14 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from ..errors import ZeroBlockError
+from ..interrupt import held_back
 from .layout import Ranks
 
 PULSE_S = 1.0
 """Seconds of waiting after which a rank looks whether another one has given up."""
 ROLL_CALL_S = 2.0
 """Seconds that ranks have to answer when one is missing."""
-FAREWELL_S = 60.0
+FAREWELL_S = 30.0
 """Seconds that a rank which fails waits for the others to hear of it."""
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Torch renamed it in 2.13."""
@@ -47,6 +49,8 @@ class Channel:
                 f"the process group cannot send messages of weights on {device}: "
                 "init_process_group('cpu:gloo,cuda:nccl') can, from both kinds of devices"
             )
+        self.over = ""
+        """Why no message comes through any more; empty while they do."""
         self._store: Any = None
         with contextlib.suppress(Exception):  # a backend may have no store, and then nobody can be named
             self._store = distributed_c10d.PrefixStore(
@@ -94,7 +98,11 @@ class Channel:
                 self._store.set(f"failed/{step}", "")
             _, work = self._begin(message)
             if self.device.type == "cpu":
-                work.wait(datetime.timedelta(seconds=FAREWELL_S))
+                try:
+                    self._wait(work, FAREWELL_S)
+                except RuntimeError:
+                    self.over = f"this rank has failed, and the others did not hear of it: {AGAIN}"
+                    self._give_up()
 
     def failure(self, step: int, failed: Sequence[int]) -> ZeroBlockError:
         """The error for a step that some ranks could not measure."""
@@ -114,6 +122,8 @@ class Channel:
             raise self.failure(step, failed)
 
     def _begin(self, message: Tensor) -> tuple[Tensor, Any]:
+        if self.over:
+            raise ZeroBlockError(self.over)
         sent = message.to(self.device).contiguous().view(-1)
         out = sent.new_empty(self.ranks.size * len(sent))
         try:
@@ -121,15 +131,24 @@ class Channel:
         except RuntimeError as error:
             raise self._broken(error) from error
 
-    def _wait(self, work: Any) -> None:
-        """Wait for the others, and look now and then whether one of them has given up."""
+    def _wait(self, work: Any, most_s: float = math.inf) -> None:
+        """Wait for the others, and look now and then whether one of them, or the user, has given up."""
+        end = time.monotonic() + most_s
         while True:
             try:
                 work.wait(datetime.timedelta(seconds=PULSE_S))
                 return
             except RuntimeError:
-                if work.is_completed() or self._set("broken"):
+                late = time.monotonic() > end
+                if work.is_completed() or late or held_back() or self._set("broken"):
                     raise
+
+    def _give_up(self) -> None:
+        """Tell those who wait that there is no point in it, and that it is not this rank that is missing."""
+        with contextlib.suppress(Exception):
+            if self._store is not None:
+                self._store.set(f"here/{self.ranks.rank}", "")
+                self._store.set("broken", "")
 
     def _set(self, key: str) -> bool:
         """Whether any rank has set a key of the group's store."""
@@ -139,23 +158,20 @@ class Channel:
 
     def _broken(self, error: Exception) -> ZeroBlockError:
         """The error for a message that did not come through: calls the roll, so that missing ranks are named."""
-        missing: list[int] = []
-        with contextlib.suppress(Exception):
-            if self._store is not None:
-                self._store.set("broken", "")
-                self._store.set(f"here/{self.ranks.rank}", "")
-                end = time.monotonic() + ROLL_CALL_S
-                missing = list(range(self.ranks.size))
-                while missing and time.monotonic() < end:
-                    missing = [rank for rank in missing if not self._set(f"here/{rank}")]
-                    if missing:
-                        time.sleep(0.1)
+        self._give_up()
+        end = time.monotonic() + ROLL_CALL_S
+        missing = list(range(self.ranks.size)) if self._set(f"here/{self.ranks.rank}") else []
+        while missing and not held_back() and time.monotonic() < end:
+            missing = [rank for rank in missing if not self._set(f"here/{rank}")]
+            if missing:
+                time.sleep(0.1)
         names = ", ".join(str(self.ranks.names[rank]) for rank in missing)
         who = {0: "a rank failed", 1: f"rank {names} no longer answers"}.get(
             len(missing), f"ranks {names} no longer answer"
         )
         first = str(error).strip().partition("\n")[0]
-        return ZeroBlockError(f"{who}, and ranks take every step together: {AGAIN} ({type(error).__name__}: {first})")
+        self.over = f"{who}, and ranks take every step together: {AGAIN} ({type(error).__name__}: {first})"
+        return ZeroBlockError(self.over)
 
 
 def _backend(group: Any, kind: str) -> str | None:

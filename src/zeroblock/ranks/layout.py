@@ -66,6 +66,18 @@ class Ranks:
         Returns:
             None where there is nobody to share with.
         """
+        ranks = cls._of(parallel, probes)
+        if ranks is not None and len(ranks.grid[0]) > probes:
+            warnings.warn(
+                f"{len(ranks.grid[0])} ranks share {probes} probes, and {len(ranks.grid[0]) - probes} of them measure "
+                "nothing: raise probes, or share the data",
+                ZeroBlockWarning,
+                stacklevel=4,
+            )
+        return ranks
+
+    @classmethod
+    def _of(cls, parallel: Parallel, probes: int) -> Ranks | None:
         if isinstance(parallel, Ranks):
             return parallel
         up = dist.is_available() and dist.is_initialized()
@@ -76,7 +88,7 @@ class Ranks:
                     f"parallel=None: this optimizer does not join the {dist.get_world_size()} processes of the group, "
                     "and the weights of processes with different data drift apart; leave it out to average the losses",
                     ZeroBlockWarning,
-                    stacklevel=4,
+                    stacklevel=5,
                 )
             return None
         if isinstance(parallel, str):
