@@ -21,6 +21,7 @@ from typing import Protocol
 from .block import Block
 from .estimator import Estimator
 from .rule import Normalized, Rule
+from .schedule import Schedule
 from .subspace import Relative, Subspace
 
 DISPLACEMENT = 0.05
@@ -46,6 +47,7 @@ class Composition(Protocol):
     """An optimizer, as far as the size of its steps is concerned."""
 
     estimator: Estimator
+    schedule: Schedule
 
     @property
     def blocks(self) -> Sequence[Block]: ...
@@ -61,7 +63,7 @@ class Budget:
     0.008660254037844388
 
     Args:
-        blocks: that take turns.
+        blocks: that take turns; sets of them, where several move together.
         probes: directions per step; the mean over n of them is √n shorter than one, so lr may be √n larger.
         displacement: B.
     """
@@ -74,7 +76,8 @@ class Budget:
     def of(cls, optimizer: Composition) -> Budget:
         """The budget of an optimizer; the steps of Sign and Adam have one size, whatever the number of probes."""
         probes = 1 if optimizer.rule.unscaled else optimizer.estimator.probes
-        return cls(len(optimizer.blocks), probes)
+        together = getattr(optimizer.schedule, "most", lambda n: 1)(len(optimizer.blocks))
+        return cls(math.ceil(len(optimizer.blocks) / together), probes)
 
     def rate(self, steps: int, lr_schedule: str = "constant") -> float:
         """The learning rate that a run of so many steps begins with: at most B itself."""

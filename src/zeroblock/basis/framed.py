@@ -47,6 +47,10 @@ class Framed(Held):
     held: Tensor | None = dataclasses.field(default=None, compare=False)
 
     @property
+    def spread(self) -> float:
+        return self.gain * math.sqrt(self.size / math.prod(self.shape))
+
+    @property
     def factor_shape(self) -> tuple[int, int] | None:
         return (self.shape[1], self.rank) if self.both else None
 

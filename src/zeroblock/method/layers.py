@@ -9,7 +9,7 @@ from torch import nn
 from ..optimizer import ZeroOrder
 from ..schedule import Bandit, Subset
 from .paper import mezo_bcd
-from .table import EPS, method
+from .table import method
 
 LEZO = (
     "Wang et al. 2024, Simultaneous Computation and Memory Efficient Zeroth-Order Optimizer for Fine-Tuning Large "
@@ -19,7 +19,9 @@ ADALEZO = "Wang et al. 2026, Universally Empowering Zeroth-Order Optimization vi
 
 
 @method(LEZO)
-def lezo(model: nn.Module, lr: float = 1e-6, eps: float = EPS, *, keep: float = 0.25, **options: Any) -> ZeroOrder:
+def lezo(
+    model: nn.Module, lr: float | None = None, eps: float | None = None, *, keep: float = 0.25, **options: Any
+) -> ZeroOrder:
     """Perturb and move a random quarter of the layers per step.
 
         z' = z on the chosen layers, 0 elsewhere        θ ← θ - lr·c·z'
@@ -33,8 +35,8 @@ def lezo(model: nn.Module, lr: float = 1e-6, eps: float = EPS, *, keep: float = 
 @method(ADALEZO)
 def adalezo(
     model: nn.Module,
-    lr: float = 1e-6,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     keep: float = 0.2,
     temperature: float = 0.2,

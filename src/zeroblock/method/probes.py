@@ -13,7 +13,7 @@ from ..optimizer import ZeroOrder
 from ..rule import AnchorSGD, RecallAdam
 from ..subspace import Outer
 from .paper import mezo_bcd
-from .table import EPS, method
+from .table import distance, method
 
 FZOO = (
     "Dang et al. 2025, FZOO: Fast Zeroth-Order Optimizer for Fine-Tuning Large Language Models towards Adam-Scale Speed"
@@ -32,8 +32,8 @@ SVRG = "Gautam et al. 2024, Variance-reduced Zeroth-Order Methods for Fine-Tunin
 @method(FZOO)
 def fzoo(
     model: nn.Module,
-    lr: float = 1e-5,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     probes: int = 8,
     partition: Partition = whole,
@@ -49,13 +49,18 @@ def fzoo(
     that reuses the losses of the last step, which is not here.)
     """
     options = {"distribution": Distribution.RADEMACHER, **options}
-    estimator = Standardized(eps, probes, population=as_published)
+    estimator = Standardized(distance(eps, lr), probes, population=as_published)
     return mezo_bcd(model, lr, partition=partition, estimator=estimator, **options)
 
 
 @method(FZOO)
 def fzoo_bcd(
-    model: nn.Module, lr: float = 1e-4, eps: float = EPS, *, partition: Partition = layers, **options: Any
+    model: nn.Module,
+    lr: float | None = None,
+    eps: float | None = None,
+    *,
+    partition: Partition = layers,
+    **options: Any,
 ) -> ZeroOrder:
     """FZOO on one block per step, whose probes share all that comes before the block."""
     return fzoo(model, lr, eps, partition=partition, **options)
@@ -64,8 +69,8 @@ def fzoo_bcd(
 @method(EGGROLL)
 def eggroll(
     model: nn.Module,
-    lr: float = 1e-5,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     probes: int = 8,
     rank: int = 1,
@@ -81,15 +86,17 @@ def eggroll(
     ``as_published`` takes σ² over 2n and adds its 1e-5, so that losses closer together than 0.003 are not amplified to
     unit variance; its fitness is a reward of about 1.
     """
-    estimator = Standardized(eps, probes, sides=2, floor=1e-5 if as_published else 0.0, population=as_published)
+    estimator = Standardized(
+        distance(eps, lr), probes, sides=2, floor=1e-5 if as_published else 0.0, population=as_published
+    )
     return mezo_bcd(model, lr, partition=partition, estimator=estimator, subspace=Outer(rank), **options)
 
 
 @method(GREEDY)
 def mezo_greedy(
     model: nn.Module,
-    lr: float = 1e-6,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     probes: int = 4,
     partition: Partition = whole,
@@ -103,15 +110,15 @@ def mezo_greedy(
     Both sides of all directions are measured together, 2n evaluations in one forked pass, and all of them choose.
     ``as_published`` chooses by L(θ + ε z_i) alone; the paper measures these n first and the two sides of z* after.
     """
-    estimator = Greedy(eps, probes, as_published=as_published)
+    estimator = Greedy(distance(eps, lr), probes, as_published=as_published)
     return mezo_bcd(model, lr, partition=partition, estimator=estimator, **options)
 
 
 @method(ADAMEZO)
 def adamezo(
     model: nn.Module,
-    lr: float = 1e-5,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     window: int = 10,
     betas: tuple[float, float] = (0.7, 0.9),
@@ -134,8 +141,8 @@ def adamezo(
 @method(SVRG)
 def mezo_svrg(
     model: nn.Module,
-    lr: float = 1e-6,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     probes: int = 1,
     interval: int = 2,
@@ -155,4 +162,4 @@ def mezo_svrg(
     is always the current θ, and draws another z there; this is not reproduced.
     """
     options = {"rule": AnchorSGD(boost), "interval": interval, **options}
-    return mezo_bcd(model, lr, partition=partition, estimator=Anchored(eps, probes, batches), **options)
+    return mezo_bcd(model, lr, partition=partition, estimator=Anchored(distance(eps, lr), probes, batches), **options)

@@ -16,7 +16,7 @@ from ..optimizer import ZeroOrder
 from ..rule import Cone, Hessian, Muon
 from ..subspace import Frames
 from .paper import mezo_bcd
-from .table import EPS, method
+from .table import distance, method
 
 HIZOO = "Zhao et al. 2024, Second-Order Fine-Tuning without Pain for LLMs: A Hessian Informed Zeroth-Order Optimizer"
 CONMEZO = "Behric et al. 2025, ConMeZO: Adaptive Descent-Direction Sampling for Gradient-Free Finetuning of LLMs"
@@ -30,8 +30,8 @@ IN_PLACE: dict[str, Any] = {"restore": "subtract", "rounding": Rounding.NEAREST}
 @method(HIZOO)
 def hizoo(
     model: nn.Module,
-    lr: float = 1e-6,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     alpha: float = 1e-8,
     probes: int = 1,
@@ -53,14 +53,16 @@ def hizoo(
     if as_published:
         options = {**IN_PLACE, **options}
     rule = Hessian(alpha, reset, as_published)
-    return mezo_bcd(model, lr, partition=partition, estimator=Curvature(eps, probes), rule=rule, **options)
+    return mezo_bcd(
+        model, lr, partition=partition, estimator=Curvature(distance(eps, lr), probes), rule=rule, **options
+    )
 
 
 @method(CONMEZO)
 def conmezo(
     model: nn.Module,
-    lr: float = 1e-6,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     theta: float = 1.35,
     beta: float = 0.95,
@@ -85,8 +87,8 @@ def conmezo(
 @method(SUBZERO)
 def subzero(
     model: nn.Module,
-    lr: float = 1e-6,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     rank: int = 64,
     interval: int = 1000,
@@ -109,8 +111,8 @@ def subzero(
 @method(MUON)
 def zo_muon(
     model: nn.Module,
-    lr: float = 1e-2,
-    eps: float = EPS,
+    lr: float | None = None,
+    eps: float | None = None,
     *,
     rank: int = 64,
     probes: int = 4,
@@ -124,12 +126,14 @@ def zo_muon(
 
         c_k = (L(θ + εU z_k) - L(θ)) / ε        G = mean of c_k·z_k        θ ← θ - lr·U msign(G)
 
-    msign is Newton-Schulz of five iterations.  Vectors take a plain step with lr·``vectors``; the authors' code
+    msign is Newton-Schulz of five iterations, whose steps have a size of their own: lr is 0.01 unless you give one.
+    Vectors take a plain step with lr·``vectors``; the authors' code
     fixes theirs at 1e-7 for every lr.  ``as_published`` restores by subtraction and rounds to nearest.
     """
+    lr = 1e-2 if lr is None else lr
     if as_published:
         options = {**IN_PLACE, **options}
     return mezo_bcd(
         model, lr, partition=partition, subspace=Frames(rank, both=False, scaled=False), interval=interval,
-        estimator=OneSided(eps, probes), rule=Muon(vectors=vectors), **options,
+        estimator=OneSided(distance(eps, lr), probes), rule=Muon(vectors=vectors), **options,
     )  # fmt: skip

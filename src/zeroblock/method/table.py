@@ -36,15 +36,21 @@ def method(citation: str) -> Callable[[Method], Method]:
     return enter
 
 
+def distance(eps: float | None, lr: float | None) -> float:
+    """How far from θ to measure: eps; without it as far as the papers do, or without lr a share of the weights."""
+    if eps is not None:
+        return eps
+    return budget.EPS if lr is None else EPS
+
+
 def measured(estimator: Estimator | None, eps: float | None, probes: int, lr: float | None = 0.0) -> Estimator:
     """The estimator that was given, or central differences; one that is given brings its own eps and probes.
 
     Without eps it is that of the papers, or without lr a share of the weights.
     """
-    usual = budget.EPS if lr is None else EPS
     if estimator is None:
-        return TwoSided(usual if eps is None else eps, probes)
-    if eps not in (None, usual) or probes != 1:
+        return TwoSided(distance(eps, lr), probes)
+    if eps not in (None, distance(None, lr)) or probes != 1:
         raise ZeroBlockError(f"eps and probes belong to the estimator: give them to {type(estimator).__name__} alone")
     return estimator
 

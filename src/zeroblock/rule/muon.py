@@ -35,6 +35,7 @@ class Muon(Rule):
     iterations: int = 5
     vectors: float = 1e-5
     divisible = False
+    unscaled = True
 
     def __post_init__(self) -> None:
         if self.iterations < 1:

@@ -89,6 +89,7 @@ class RecallAdam(Recall):
     betas: tuple[float, float] = (0.7, 0.9)
     eps: float = 1e-8
     as_published: bool = False
+    unscaled = True
 
     def __post_init__(self) -> None:
         if self.window < 1:
