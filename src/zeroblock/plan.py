@@ -160,9 +160,7 @@ class Plan:
         taken = coeffs.isfinite().all() & (live != 0)
         clipped = coeffs if self.clip is None else coeffs.clamp(-self.clip, self.clip)
         weighed = self.rule.weigh_on_device(clipped, taken, self.state.table, self.turn.block)
-        count = weighed.new_full(
-            (), len(coeffs)
-        )  # by a number torch divides on a GPU as a product, with other last bits
+        count = weighed.new_full((), len(coeffs))  # on a GPU torch divides by a number as it multiplies, less exactly
         shares = torch.where(taken, weighed / count, 0.0)
         decay = functools.partial(self._decay, self.lr)
         self.rule.update_(self.members, self.state, Move(self.key, shares, lr, decay, taken))
