@@ -433,7 +433,7 @@ class Replay:
 
     def active(self, turn: int) -> dict[int, float] | None:
         """The blocks of a turn with their weights; None where the record names the only one."""
-        schedule, n = self.method["schedule"], len(self.blocks)
+        schedule, n = self.method.get("schedule", {"name": "Shuffled"}), len(self.blocks)
         if schedule["name"] == "Subset":
             drawn = self.uniform(turn, 0, n)
             return dict.fromkeys(sorted(range(n), key=drawn.__getitem__)[: max(1, round(schedule["keep"] * n))], 1.0)
@@ -453,8 +453,9 @@ class Replay:
         return {block: count * min(schedule["limit"], 1 / (k * p[block])) for block, count in weights.items()}
 
     def learn(self, coeffs: Sequence[float]) -> None:
-        if self.method["schedule"]["name"] == "Bandit":
-            decay = self.method["schedule"]["decay"]
+        schedule = self.method.get("schedule", {"name": "Shuffled"})
+        if schedule["name"] == "Bandit":
+            decay = schedule["decay"]
             for block in self.turn:
                 self.scores[block] = decay * (sum(map(abs, coeffs)) / len(coeffs)) + (1 - decay) * self.scores[block]
 
