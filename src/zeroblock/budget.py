@@ -65,24 +65,27 @@ class Budget:
     Args:
         blocks: that take turns; sets of them, where several move together.
         probes: directions per step; the mean over n of them is √n shorter than one, so lr may be √n larger.
+        weight: root mean square of the weights that a schedule gives to a block's visits.
         displacement: B.
     """
 
     blocks: int
     probes: int = 1
+    weight: float = 1.0
     displacement: float = DISPLACEMENT
 
     @classmethod
     def of(cls, optimizer: Composition) -> Budget:
         """The budget of an optimizer; the steps of Sign and Adam have one size, whatever the number of probes."""
-        probes = 1 if optimizer.rule.unscaled else optimizer.estimator.probes
+        probes = 1 if optimizer.rule.unscaled else optimizer.estimator.probes**2 // optimizer.estimator.moving
         together = getattr(optimizer.schedule, "most", lambda n: 1)(len(optimizer.blocks))
-        return cls(math.ceil(len(optimizer.blocks) / together), probes)
+        weight = getattr(optimizer.schedule, "weight", lambda n: 1.0)(len(optimizer.blocks))
+        return cls(math.ceil(len(optimizer.blocks) / together), probes, weight)
 
     def rate(self, steps: int, lr_schedule: str = "constant") -> float:
         """The learning rate that a run of so many steps begins with: at most B itself."""
         visits = steps * MEAN_SQUARE[lr_schedule] / self.blocks
-        return self.displacement * math.sqrt(self.probes / max(1.0, visits))
+        return self.displacement * math.sqrt(self.probes / max(1.0, visits)) / self.weight
 
     @property
     def constant(self) -> float:
@@ -101,7 +104,7 @@ class Budget:
         """
         left = max(0.0, self.displacement**2 - spent / (self.blocks * self.probes))
         visits = steps * MEAN_SQUARE["linear"] / self.blocks
-        return math.sqrt(left * self.probes / max(1.0, visits))
+        return math.sqrt(left * self.probes / max(1.0, visits)) / self.weight
 
 
 def unscaled(subspace: Subspace, rule: Rule) -> tuple[Subspace, Rule]:

@@ -121,6 +121,12 @@ def check_anchor(estimator: Estimator, restore: str, fold: int) -> None:
         raise ZeroBlockError("an anchor is a copy of the weights, which are not θ between folds: leave fold out")
 
 
+def check_falling(lr: float, shown: float) -> None:
+    """Refuse a learning rate that somebody set, where the optimizer lets it fall by itself."""
+    if lr != shown:
+        raise ZeroBlockError("with steps= the learning rate falls by itself: leave steps out to set or schedule lr")
+
+
 def check_storage(weights: Weights, rule: Rule, estimator: Estimator) -> None:
     """Refuse what needs whole tensors of numbers, where a process holds parts of them, or integers."""
     if not (weights.sharded or weights.quantised):

@@ -53,6 +53,11 @@ class Estimator(abc.ABC):
         """(points,) losses in fp64 → the scalar that people read."""
 
     @property
+    def moving(self) -> int:
+        """How many coefficients of a step are not 0: all, by default."""
+        return self.probes
+
+    @property
     def curved(self) -> bool:
         """Whether ``curvatures`` are measured, which rules may need and a record keeps in the place of the centres."""
         return False
@@ -286,6 +291,7 @@ class Greedy(Sided):
     probes: int = 4
     sides: int = 2
     as_published: bool = False
+    moving = 1
 
     def coeffs(self, losses: Tensor) -> Tensor:
         moved = self.moved(losses)

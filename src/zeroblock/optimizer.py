@@ -14,21 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from . import block as blocks_of
-from . import budget
+from . import budget, composition
 from .block import Block, Partition
 from .closure import Closure, without_gradients
-from .composition import (
-    Fixed,
-    check,
-    check_anchor,
-    check_model,
-    check_numbers,
-    check_state,
-    check_storage,
-    count,
-    facts_of,
-    parts_of,
-)  # fmt: skip
+from .composition import Fixed, count, parts_of
 from .errors import ZeroBlockError
 from .estimator import Estimator, TwoSided
 from .exclusive import exclusive
@@ -140,22 +129,22 @@ class ZeroOrder(torch.optim.Optimizer):
         steps: int | None = None,
         parallel: Parallel = "auto",
     ) -> None:
-        model = check_model(model)
-        check_numbers(0.0 if lr is None else lr, weight_decay, clip)
+        model = composition.check_model(model)
+        composition.check_numbers(0.0 if lr is None else lr, weight_decay, clip)
         interval, fold, patience = count("interval", interval), count("fold", fold), count("patience", patience)
         self.schedule: Schedule = schedule or Shuffled()
         subspace, rule = subspace or Full(), rule or SGD()
         self.estimator: Estimator = estimator or (TwoSided() if lr is not None else TwoSided(budget.EPS))
         self.subspace, self.rule = (subspace, rule) if lr is not None else budget.unscaled(subspace, rule)
-        check(self.subspace, restore, interval, fold, weight_decay)
-        check_anchor(self.estimator, restore, fold)
+        composition.check(self.subspace, restore, interval, fold, weight_decay)
+        composition.check_anchor(self.estimator, restore, fold)
         self.model, self.partition = model, partition
         self.blocks = partition(model) if callable(partition) else blocks_of.explicit(model, partition)
         self.length = None if steps is None else count("steps", steps)
         if lr is None:
             allowed = budget.Budget.of(self)
             lr = allowed.rate(self.length, "linear") if self.length else allowed.constant
-        self._first_lr = lr
+        self._first_lr = self._shown_lr = lr
         self.interval, self.fold, self.seed = interval, fold, Key(seed, 0).seed
         self.weight_decay, self.decays = weight_decay, decays
         self.clip = None if clip is None else float(clip)
@@ -169,7 +158,7 @@ class ZeroOrder(torch.optim.Optimizer):
             refuse_apart(self.weights.params, ranks.apart)
         self.team = None if ranks is None else Team(ranks, self.weights.params)
         """The processes that take every step together; None where this one is alone."""
-        check_storage(self.weights, self.rule, self.estimator)
+        composition.check_storage(self.weights, self.rule, self.estimator)
         self.watch = Watch(self.weights)
         """Notices that the model or the objective no longer fits this optimizer."""
         self.params, self.offsets = self.weights.params, self.weights.offsets
@@ -237,7 +226,8 @@ class ZeroOrder(torch.optim.Optimizer):
         wanted = closure if anchor is None or not self.anchoring else anchor
         objective = None if self.estimator.recall(self.steps) else objective_of(wanted, alone=self.team is None)
         if self.length is not None and objective is not None:  # a recorded step brings its own
-            self.lr = self._first_lr * max(0.0, 1 - self.steps / self.length)
+            composition.check_falling(self.lr, self._shown_lr)
+            self.lr = self._shown_lr = self._first_lr * max(0.0, 1 - self.steps / self.length)
         if objective is None or not objective.submits:
             self.flush()  # steps submitted before this one come first
         if self.turns.due(self.turn):  # an error kept the last step from entering it
@@ -252,7 +242,7 @@ class ZeroOrder(torch.optim.Optimizer):
             if self.team is not None and not self.team.introduced:
                 weights, submits = [part.weight for part in objective.parts], objective.submits and plan.capturable
                 passes = {"number of micro-batches": len(weights)} if self.weights.sharded else {}
-                facts = facts_of(self) | passes
+                facts = composition.facts_of(self) | passes
                 self.team.introduce(facts, weights, self.model.parameters(), submits and any(plan.mine))
             objective = self.watch.over(objective, plan)
         with exclusive(self.model), uninterrupted() as shield:
@@ -351,6 +341,7 @@ class ZeroOrder(torch.optim.Optimizer):
             "run_of_bad": self.skipping.run,
             "scores": self.scores,
             "thresholds": dict(self.weights.initial),
+            "first_lr": self._first_lr,
             **({"table": self._state.table.tolist()} if self.rule.block_numbers else {}),
             "held": held if self.steps % self.fold else {},
             **({"anchor": {n: t.clone() for n, t in self.weights.anchor.items()}} if self.estimator.anchors else {}),
@@ -362,11 +353,12 @@ class ZeroOrder(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
         """Continue where ``state_dict()`` was taken, bit for bit, given the weights of that moment."""
         self.flush()
-        check_state(self, state_dict)
+        composition.check_state(self, state_dict)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
-        self.weight_decay = self.param_groups[0]["weight_decay"]
-        self.weights.initial = dict(state_dict["thresholds"])
+        self.weight_decay, self._shown_lr = self.param_groups[0]["weight_decay"], self.lr
+        self._first_lr = state_dict.get("first_lr", self._first_lr)
+        self.weights.start_from(state_dict["thresholds"])
         self.skipping.load(state_dict["skipped"], state_dict["run_of_bad"])
         self._settled = False
         if self.team is not None:

@@ -139,7 +139,8 @@ class Plan:
         """θ ← θ - lr·Pδ, with coefficients (and curvatures, where they are measured) on the host."""
         self.weights.release()
         shares = [c / len(coeffs) for c in self.weighed(coeffs, self.turn.block)]
-        for factor, members in self.weights.grouped(self.members, self.turn.active):
+        moved = self.rule.moved(self.members, self.state)
+        for factor, members in self.weights.grouped(moved, self.turn.active):
             lr = self.lr * factor
             move = Move(self.key, shares, lr, functools.partial(self._decay, lr), curvatures=curvatures)
             self.rule.update_(members, self.state, move)

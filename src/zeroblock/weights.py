@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from . import block as blocks_of
-from .basis import Basis, Elsewhere, Grid, Site
+from .basis import Basis, Elsewhere, Grid, Initial, Site
 from .block import Block
 from .direction import Direction, JustInTime, Member, Subtracted, Swapped, Written
 from .errors import ZeroBlockError, ZeroBlockWarning
@@ -85,6 +85,11 @@ class Weights:
         """Coordinates of the steps that have not reached their tensors yet, by name."""
         self.anchor: dict[str, Tensor] = {}
         """A copy of the active block as it was when its turn began, by name, where the estimator measures there."""
+
+    def start_from(self, initial: Mapping[str, Initial]) -> None:
+        """Take the numbers that were read off the weights when the run began, and drop the bases made of others."""
+        self.initial = dict(initial)
+        self._members.clear()
 
     @property
     def capturable(self) -> bool:

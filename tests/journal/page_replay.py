@@ -326,7 +326,7 @@ class Replay:
         while len(total) > 1:
             half = len(total) // 2
             total = [total[i] + total[half + i] for i in range(half)] + total[2 * half :]
-        mean = total[0] * (1 / len(coeffs))
+        mean = total[0] / max(1, sum(c != 0 for c in coeffs))
         for row in (own, every):
             row[0], row[1] = 0.95 * row[0] + (1 - 0.95) * mean, 0.95 * row[1] + (1 - 0.95)
         return [c / size() if size() else 0.0 for c in coeffs]

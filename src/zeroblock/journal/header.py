@@ -95,6 +95,13 @@ class Header:
                 f"a journal starts at step 0 and this optimizer stands at step {optimizer.steps}; "
                 "create the journal before the first step, or open the one of this run"
             )
+        weights = optimizer.weights
+        read = {} if weights.sharded else {n: weights.subspace.initial(weights.values(n)) for n in weights.params}
+        if read and read != weights.initial:
+            raise ZeroBlockError(
+                "the weights have changed since the optimizer was built, which read their sizes: load the weights "
+                "first, then build it"
+            )
         module = optimizer.model
         dtypes = {str(p.dtype).removeprefix("torch.") for p in module.parameters()}
         return cls(

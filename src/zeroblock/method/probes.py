@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from ..block import Partition, layers, whole
+from ..errors import ZeroBlockError
 from ..estimator import Anchored, Greedy, Standardized
 from ..noise import Distribution
 from ..optimizer import ZeroOrder
@@ -134,6 +135,8 @@ def adamezo(
     ``as_published`` takes MeZO's steps until the window is full and then 100·Σβ₁ⁱg₋ᵢ/(√Σβ₂ⁱg₋ᵢ² + 1e-5), as its code
     does; the paper's equation is Adam's without bias correction.  With blocks the window is of the block's own visits.
     """
+    if as_published and lr is None:
+        raise ZeroBlockError("adamezo as published takes steps of two sizes, a hundred apart: give lr")
     rule = RecallAdam(window, betas, as_published=as_published)
     return mezo_bcd(model, lr, eps, partition=partition, rule=rule, **options)
 

@@ -100,6 +100,10 @@ class Rule(abc.ABC):
         """The tensors with the bases that a step is measured in: a rule may let its state shape the directions."""
         return members
 
+    def moved(self, members: Sequence[Member], state: State) -> Sequence[Member]:
+        """The tensors as ``update_`` takes them; asked once per step, before those of several blocks are parted."""
+        return members
+
     def weigh(self, coeffs: Sequence[float], table: list[list[float]], block: int) -> Sequence[float]:
         """The coefficients that a step takes for the measured ones; itself by default.
 

@@ -14,7 +14,7 @@ from ..basis import CHUNK, Shaped
 from ..direction import Member
 from ..errors import ZeroBlockError
 from ..state import State
-from .base import RULES, Move, Rule
+from .base import RULES, Rule
 
 
 @RULES.register
@@ -76,8 +76,8 @@ class Cone(Rule):
             for member, m in zip(members, moments, strict=True)
         ]
 
-    def update_(self, members: Sequence[Member], state: State, move: Move) -> None:
-        super().update_(self.shaped(members, state), state, move)
+    def moved(self, members: Sequence[Member], state: State) -> Sequence[Member]:
+        return self.shaped(members, state)  # with the norm of all blocks, before any has moved
 
 
 def length(tensors: Sequence[Tensor]) -> float:

@@ -29,7 +29,7 @@ LIMIT = 3.0
 class Normalized(Rule):
     """Another rule's steps with coefficients in units of their own running size, so that no loss has a scale.
 
-        c ← clamp(c, ±3·size)      s ← 0.95·s + 0.05·mean|c|      w ← 0.95·w + 0.05      c / size
+        c ← clamp(c, ±3·size)      s ← 0.95·s + 0.05·mean|c≠0|      w ← 0.95·w + 0.05      c / size
         size = √(π/2)·(s + 0.05·S/W) / (w + 0.05)
 
     s and w belong to the block, S and W are the same of all steps: on the first visits of a block its size
@@ -72,6 +72,9 @@ class Normalized(Rule):
     def shaped(self, members: Sequence[Member], state: State) -> Sequence[Member]:
         return self.rule.shaped(members, state)
 
+    def moved(self, members: Sequence[Member], state: State) -> Sequence[Member]:
+        return self.rule.moved(members, state)
+
     def delta(self, g: Tensor, state: dict[str, Tensor], t: int) -> Tensor:
         return self.rule.delta(g, state, t)
 
@@ -92,7 +95,7 @@ class Normalized(Rule):
         size = _size(own, every)
         limit = LIMIT * size if size > 0 else math.inf
         coeffs = [max(-limit, min(limit, c)) for c in coeffs]
-        mean = _sum([abs(c) for c in coeffs]) * (1 / len(coeffs))
+        mean = _sum([abs(c) for c in coeffs]) / max(1, sum(c != 0 for c in coeffs))
         for row in (own, every):
             row[:] = KEPT * row[0] + NEW * mean, KEPT * row[1] + NEW
         size = _size(own, every)
@@ -103,7 +106,7 @@ class Normalized(Rule):
         size = _size_on_device(rows)
         limit = torch.where(size > 0, LIMIT * size, math.inf)
         coeffs = torch.minimum(torch.maximum(coeffs, -limit), limit)
-        mean = _sum_on_device(coeffs.abs()) * (1 / len(coeffs))  # torch divides by a number in two ways
+        mean = _sum_on_device(coeffs.abs()) / (coeffs != 0).sum(0, keepdim=True).clamp(min=1).double()
         seen = torch.cat([mean, torch.ones_like(mean)])
         after = torch.where(taken, KEPT * rows + NEW * seen, rows)
         table[block] = after[0]

@@ -64,6 +64,10 @@ class Weighing:
         """The largest number of blocks in a turn."""
         return 1
 
+    def weight(self, n: int) -> float:
+        """The root mean square of the weights of a block's visits, where no block is preferred."""
+        return 1.0
+
 
 @functools.lru_cache(maxsize=64)
 def permutation(n: int, key: Key) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 
 from ..errors import ZeroBlockError
@@ -67,6 +68,10 @@ class Bandit(Weighing):
 
     def most(self, n: int) -> int:
         return max(1, int(self.keep * n))
+
+    def weight(self, n: int) -> float:
+        k = self.most(n)
+        return math.sqrt((1 + (n - 1) / k) * math.ceil(n / k))
 
     def probabilities(self, scores: list[float]) -> list[float]:
         """The probability of each block under these scores, in one draw."""

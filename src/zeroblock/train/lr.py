@@ -67,5 +67,5 @@ class Rates:
         if step > first and now > began:
             left = min(left, max(1.0, (self.end - now) * (step - first) / (now - began)))
         lr = self.budget.rest(self._spent, left)
-        self._spent += lr * lr
+        self._spent += (lr * self.budget.weight) ** 2  # records hold the product with the schedule's weight
         return lr
