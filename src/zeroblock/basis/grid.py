@@ -51,7 +51,7 @@ class Grid(Basis):
         if not isinstance(basis, Elementwise) or isinstance(basis.mask, SmallMask):
             raise ZeroBlockError(
                 "integers move one by one, in the subspaces Full and Bernoulli; for low-rank or sparse steps of a "
-                "quantised model train an adapter (--lora) or its scales (--moves scales)"
+                "quantised model train an adapter (--lora) or its scales (--weights int8:scales)"
             )
         return cls(basis, layer.kind, layer.scales, layer.group)
 

@@ -29,6 +29,12 @@ CHOSEN = {
     "conmezo": "as mezo, and a momentum of all weights",
     "subzero": "as mezo, and two frames per matrix",
     "zo_muon": "as mezo, and a frame per matrix",
+    "eggroll": "weights, low-rank factors per probe",
+    "fzoo": "as mezo, and activations of nine rows",
+    "fzoo_bcd": "as mezo_bcd, and activations of nine rows",
+    "mezo_greedy": "as mezo, and activations of eight rows",
+    "adamezo": "as mezo, and ten numbers per tensor",
+    "mezo_svrg": "as mezo, and a copy of the active block",
 }
 """Methods that are shown if the run takes them, so that the plan stays on one screen."""
 

@@ -27,10 +27,11 @@ class Moves:
         self, parts: Mapping[str, str], blocks: int, sizes: Sequence[float | None] = (), clip: float | None = None
     ) -> None:
         rule, subspace = parts.get("rule", ""), parts.get("subspace", "")
-        relative = subspace.startswith("Relative(")
+        several = parts.get("schedule", "").startswith(("Subset(", "Bandit("))  # a record names one block of a step
+        relative = subspace.startswith("Relative(") and not several
         self.normalized = relative and rule == "Normalized(rule=SGD())"
         self.sign = relative and rule == "Sign()"
-        self.plain = rule == "SGD()" and subspace == "Full()"
+        self.plain = not several and rule == "SGD()" and subspace == "Full()"
         self.sizes = sizes if self.plain else ()
         self.clip = math.inf if clip is None else clip
         self._table = [[0.0, 0.0] for _ in range(blocks + 1)]

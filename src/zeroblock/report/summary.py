@@ -204,7 +204,8 @@ def setback(summary: Mapping[str, Any]) -> str:
         return ""
     lr = _number(summary, "lr")
     smaller = f" (--lr {_short(lr / 3)})" if lr else ""
-    advice = [f"a smaller learning rate{smaller}", "more --steps"]
+    own = "a learning rate of your own (--lr)" if lr is None else f"a smaller learning rate{smaller}"
+    advice = [own, "more --steps"]
     if summary["method"] != BACKPROPAGATION and not summary.get("clip"):
         advice.insert(1, "--clip at a few times the usual coefficient (zeroblock inspect shows it)")
     return f"worse than before training: {'; '.join(found)}. Try {', '.join(advice[:-1])} or {advice[-1]}"

@@ -103,7 +103,7 @@ class Config:
     partition: str | None = _option(None, "How the weights are cut into blocks: whole, layers, layers:K or linears.")
     schedule: str | None = _option(
         None,
-        "Which block is next: random, flip-flop, ascending, descending, uniform, adaptive, proportional, economical.",
+        "Which block is next: random, flip-flop, ascending, descending, uniform, adaptive, proportional, economical, subset, bandit.",
     )
     interval: int | None = _option(None, "Steps for which a block and its basis are kept.", 1)
     fold: int | None = _option(None, "lozo: steps collected before they are added to the weights. [as many as fit]", 1)
@@ -177,8 +177,13 @@ class Config:
             raise unknown("tracker", self.track, TRACKERS)
         if self.shares is not None and self.shares > self.batch_size:
             raise ZeroBlockError(
-                f"a batch of {self.batch_size} cannot be cut into {self.shares} shares: raise --batch-size, or add "
-                "--accumulate"
+                f"a batch of {self.batch_size} cannot be cut into {self.shares} shares: raise --batch-size, or lower "
+                "--shares (each of the --accumulate batches is cut)"
+            )
+        if self.timed and (self.warmup or self.lr_schedule != "linear"):
+            raise ZeroBlockError(
+                "without --lr, the rate of a run of --max-minutes falls linearly to zero: leave out --warmup and "
+                "--lr-schedule, or give --steps in place of the minutes"
             )
         if self.warmup >= self.steps:
             raise ZeroBlockError(f"a warm-up of {self.warmup} steps leaves none of the {self.steps} steps")
