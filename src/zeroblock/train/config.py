@@ -103,7 +103,8 @@ class Config:
     partition: str | None = _option(None, "How the weights are cut into blocks: whole, layers, layers:K or linears.")
     schedule: str | None = _option(
         None,
-        "Which block is next: random, flip-flop, ascending, descending, uniform, adaptive, proportional, economical, subset, bandit.",
+        "Which block is next: random, flip-flop, ascending, descending, uniform, adaptive, proportional, economical, "
+        "subset or bandit.",
     )
     interval: int | None = _option(None, "Steps for which a block and its basis are kept.", 1)
     fold: int | None = _option(None, "lozo: steps collected before they are added to the weights. [as many as fit]", 1)
