@@ -23,7 +23,7 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 RATES = {
     "mezo_adam": 2e-2, "mezo_bcd_adam": 5e-2, "zo_sign": 1e-2, "lozo": 2e-3, "lozo_m": 2e-3, "zo_muon": 4e-2,
-    "adalezo": 2e-3,
+    "adalezo": 2e-3, "hizoo": 8e-3,
 }  # fmt: skip
 BLOCKWISE = {"mezo_bcd": 2e-2, "mezo_bcd_adaptive": 2e-2}
 PROBES = {"fzoo": 3, "fzoo_bcd": 3, "eggroll": 2, "mezo_greedy": 2}  # fewer than by default, to save time

@@ -24,7 +24,16 @@ from zeroblock import model as models
 from zeroblock.journal import read, replay
 
 STEPS, MIDDLE = 60, 37
-PLAIN = ("conmezo", "zo_muon", "fzoo", "fzoo_bcd", "eggroll", "mezo_greedy")  # nothing in a crash is new with them
+PLAIN = (
+    "conmezo",
+    "subzero",
+    "zo_muon",
+    "fzoo",
+    "fzoo_bcd",
+    "eggroll",
+    "mezo_greedy",
+    "lezo",
+)  # nothing in a crash is new with them
 KINDS = [name for name in zb.METHODS if name not in PLAIN]
 RUNS = list(zip(KINDS, itertools.cycle(["fp32", "bf16"]), strict=False))  # test_resume has both of each
 RATES = {"mezo_adam": 1e-3, "mezo_bcd_adam": 1e-3, "zo_sign": 1e-3}

@@ -281,6 +281,8 @@ def refused(way: str) -> str:
                 METHODS["mezo"](FullyShardedDataParallel(Toy(), process_group=group(2), device_id=torch.device("cpu")))
             if way == "basis":
                 METHODS["mezo"](sharded(Toy(), mesh), parallel=group(2), subspace=Odd())
+            if way in ("rule", "anchor"):
+                METHODS["conmezo" if way == "rule" else "mezo_svrg"](sharded(Toy(), mesh), parallel=group(2))
             if way == "dimensions":
                 grid, cube = init_device_mesh("cpu", (2, 2)), nn.Module()
                 cube.w = nn.Parameter(distribute_tensor(torch.zeros(2, 4, 4), grid, [Shard(1), Shard(2)]))

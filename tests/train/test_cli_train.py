@@ -232,7 +232,7 @@ def test_flags_of_0_1_are_accepted(base: list[Any], tmp_path: Path) -> None:
 def test_help_for_newcomers() -> None:
     """An example to copy, what is required, and no flag of 0.1."""
     text = " ".join(call("train", "--help").output.replace("│", " ").split())
-    assert "zeroblock train --model smollm2 --task reviews --lr 3e-4 --steps 2000" in text
+    assert "zeroblock train --model smollm2 --task reviews --steps 2000" in text
     assert text.count("Required: ") == 2
     assert "--order" not in text
     assert "--lr-schedule" in text

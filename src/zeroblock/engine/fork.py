@@ -172,10 +172,10 @@ class Fork:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             outs: list[Any] = []
-            mine, params = [self.anatomy.gathered(m) for m in members], [self.anatomy.held(m) for m in members]
+            params = [self.anatomy.held(member) for member in members]
             originals = [param.data for param in params]
             try:
-                for copies in self._copies(mine):  # enumerate would keep the last ones while the next are made
+                for copies in self._copies(members):  # enumerate would keep the last ones while the next are made
                     for param, copy in zip(params, copies, strict=True):
                         param.data = copy
                     del copies, copy
@@ -237,7 +237,7 @@ class Fork:
             y = F.linear(x, matrix.T if transposed else matrix, plain)
             y.baddbmm_(x @ left, right.to(y.dtype))  # autocast does not see to operations in place
             if bias is not None:
-                y += torch.stack([copy for (copy,) in self._copies([self.anatomy.gathered(bias)])])[:, None]
+                y += torch.stack([copy for (copy,) in self._copies([bias])])[:, None]
             self.parted = True
             return y.view(*lead, -1)
 
@@ -263,7 +263,7 @@ class Fork:
         """For each point, a module's active tensors there."""
         names = {member.name for member in members}
         for direction, scale in self.points[:: 2 if self.mirrored else 1]:
-            mine = [member for member in direction.members if member.name in names]
+            mine = [self.anatomy.gathered(member) for member in direction.members if member.name in names]
             if not (self.mirrored and all(member.basis.pairs for member in mine)):
                 for side in (scale, -scale) if self.mirrored else (scale,):
                     yield [member.perturbed(member.param.data, direction.key, side) for member in mine]

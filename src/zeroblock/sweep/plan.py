@@ -177,10 +177,12 @@ class _Namer:
         Fields at their defaults do not count, so that the runs of older versions stay known when
         ``Config`` gets a new field.  Nor do those of execution, unless the sweep compares them.
         """
+        given = config.lr is not None  # then a configuration of 0.1 had these
+        usual = {"eps": 1e-3, "lr_schedule": "constant"} if given else {}
         values = {
             NAMES_OF_0_1.get(field.name, field.name): getattr(config, field.name)
             for field in dataclasses.fields(config)
-            if getattr(config, field.name) != field.default
+            if getattr(config, field.name) != usual.get(field.name, field.default)
             and field.name not in ("loss_over", "ending")
             and (field.name not in EXECUTION or field.name in self.varied)
         }
