@@ -134,7 +134,7 @@ def check_storage(weights: Weights, rule: Rule, estimator: Estimator) -> None:
     stored = "are integers here" if weights.quantised else "are spread over several processes here"
     if not rule.divisible:
         raise ZeroBlockError(
-            f"the rule {type(rule).__name__} needs whole tensors of numbers, and some {stored}: take another rule, or "
+            f"the rule {type(getattr(rule, 'rule', rule)).__name__} needs whole tensors of numbers, and some {stored}: take another rule, or "
             "keep the weights as they are loaded"
         )
     if estimator.anchors:
