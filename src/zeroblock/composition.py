@@ -133,9 +133,10 @@ def check_storage(weights: Weights, rule: Rule, estimator: Estimator) -> None:
         return
     stored = "are integers here" if weights.quantised else "are spread over several processes here"
     if not rule.divisible:
+        name = type(getattr(rule, "rule", rule)).__name__  # that of the rule within Normalized
         raise ZeroBlockError(
-            f"the rule {type(getattr(rule, 'rule', rule)).__name__} needs whole tensors of numbers, and some {stored}: take another rule, or "
-            "keep the weights as they are loaded"
+            f"the rule {name} needs whole tensors of numbers, and some {stored}: take another rule, or keep the "
+            "weights as they are loaded"
         )
     if estimator.anchors:
         raise ZeroBlockError(f"an anchor is a copy of the numbers in tensors, and some {stored}: take another method")
