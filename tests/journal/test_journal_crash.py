@@ -25,15 +25,9 @@ from zeroblock.journal import read, replay
 
 STEPS, MIDDLE = 60, 37
 PLAIN = (
-    "conmezo",
-    "subzero",
-    "zo_muon",
-    "fzoo",
-    "fzoo_bcd",
-    "eggroll",
-    "mezo_greedy",
-    "lezo",
-)  # nothing in a crash is new with them
+    "conmezo", "subzero", "zo_muon", "fzoo", "fzoo_bcd", "eggroll", "mezo_greedy", "lezo", "adalezo", "adamezo",
+)  # fmt: skip
+"""Methods with which nothing in a crash is new."""
 KINDS = [name for name in zb.METHODS if name not in PLAIN]
 RUNS = list(zip(KINDS, itertools.cycle(["fp32", "bf16"]), strict=False))  # test_resume has both of each
 RATES = {"mezo_adam": 1e-3, "mezo_bcd_adam": 1e-3, "zo_sign": 1e-3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import math
 from pathlib import Path
@@ -39,8 +40,9 @@ def trained(name: str, steps: int = 12, dtype: torch.dtype = torch.float32) -> t
     return model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", zb.METHODS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), list(zip(zb.METHODS, itertools.cycle([torch.float32, torch.bfloat16]), strict=False))
+)
 def test_a_file_is_loaded_and_unloaded_bit_for_bit(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     write(tmp_path / "journal.zbj", name=name, dtype=dtype)
     file = export(tmp_path, tmp_path / "shared" / "tiny.zbj")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import shutil
@@ -27,8 +28,9 @@ from zeroblock.train import Config, make, resume, run
 from zeroblock.train.workload import Workload
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "dtype"), [*zip(METHODS, itertools.cycle(["fp32", "bf16"]), strict=False), ("mezo_bcd", "bf16")]
+)
 def test_resumed_equals_uninterrupted(
     method: str, dtype: str, llama: Path, data: Path, tmp_path: Path, models: list[Any]
 ) -> None:
