@@ -26,13 +26,13 @@ demo: $(SMOLLM2) ## Fine-tune SmolLM2 on review sentences with MeZO-BCD (two cor
 	$(BIN)/zeroblock demo
 
 test: $(SMOLLM2) ## Run the tests (two cores: under fifteen minutes)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 quick: $(SMOLLM2) ## Run the quick tests (two cores: under two minutes)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --quick
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --quick
 
 slow: $(SMOLLM2) ## Run the tests, and write tests/slow.txt: those that `make quick` leaves out
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --write-slow
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --write-slow
 
 wheel-test: install ## Check the packages, install the wheel alone in a fresh environment, and do what a newcomer does (four minutes)
 	$(BIN)/python -m pytest -m wheel tests/wheel
