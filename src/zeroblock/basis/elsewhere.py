@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 from torch import Tensor
 
-from ..noise import Key, Rounding
+from ..noise import Key
 from .base import Basis
+from .wrapped import Wrapped
 
 
 @dataclasses.dataclass(frozen=True)
-class Elsewhere(Basis):
+class Elsewhere(Wrapped):
     """The directions of a basis, from an origin that is not the tensor: θ̃ + εPz.
 
     It is for measuring only; a step moves the tensor by the inner basis.
@@ -28,19 +28,8 @@ class Elsewhere(Basis):
     behind = True  # the tensor itself is not the point at distance 0
 
     @property
-    def size(self) -> int:
-        return self.inner.size
-
-    @property
     def pairs(self) -> bool:
         return self.inner.pairs
-
-    @property
-    def rounding(self) -> Rounding:
-        return self.inner.rounding
-
-    def spans(self) -> Iterator[slice]:
-        return self.inner.spans()
 
     def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
         return self.inner.coords(self.origin, key, span)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from .. import ops
 from ..errors import ZeroBlockError
-from ..noise import Key, Rounding, SmallMask
+from ..noise import Key, SmallMask
 from ..quantise import Codes, QuantisedLinear, expanded
 from .base import Alphas, Basis
 from .elementwise import Elementwise
 from .scaled import Scaled
+from .wrapped import Wrapped
 
 MIDDLE = 1536.0
 """Between 1,024 and 2,048 the numbers of fp16 are the integers, so that rounding to fp16 rounds to the grid."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Grid(Basis):
+class Grid(Wrapped):
     """P is the identity, on the values w = s·q of integers q.
 
         q ← round(q + alpha·δ / s)
@@ -54,17 +54,6 @@ class Grid(Basis):
                 "quantised model train an adapter (--lora) or its scales (--weights int8:scales)"
             )
         return cls(basis, layer.kind, layer.scales, layer.group)
-
-    @property
-    def size(self) -> int:
-        return self.inner.size
-
-    @property
-    def rounding(self) -> Rounding:
-        return self.inner.rounding
-
-    def spans(self) -> Iterator[slice]:
-        return self.inner.spans()
 
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
         return self.inner.perturbed(expanded(param, self.kind, self.scales), key, eps)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from ..noise import Draw, Key, Rounding
+from ..noise import Draw, Key
 from ..shard import Box
 from .base import Alphas, Basis
+from .wrapped import Wrapped
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaled(Basis):
+class Scaled(Wrapped):
     """P = scale·Q for another basis Q, which does all the work with distances multiplied by ``scale``.
 
     Steps that are held in coordinates are held in Q's.
@@ -48,16 +48,8 @@ class Scaled(Basis):
         return self.inner.replays_together
 
     @property
-    def rounding(self) -> Rounding:
-        return self.inner.rounding
-
-    @property
     def factor_shape(self) -> tuple[int, int] | None:
         return self.inner.factor_shape
-
-    @property
-    def size(self) -> int:
-        return self.inner.size
 
     def matrix(self, param: Tensor) -> tuple[int, int] | None:
         return self.inner.matrix(param)
@@ -67,9 +59,6 @@ class Scaled(Basis):
 
     def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
         return self.inner.coords(param, key, span)
-
-    def spans(self) -> Iterator[slice]:
-        return self.inner.spans()
 
     def lift_(self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float) -> None:
         self.inner.lift_(param, delta, span, self.scale * alpha, key, decay)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .. import ops
 from ..errors import ZeroBlockError
-from ..noise import Key, Rounding
+from ..noise import Key
 from .base import CHUNK, Basis
+from .wrapped import Wrapped
 
 
 @dataclasses.dataclass(frozen=True)
-class Shaped(Basis):
+class Shaped(Wrapped):
     """Another basis whose coordinates are a function of the noise: z ↦ shape(z), element by element.
 
     The coordinates are materialised in fp32 before they are lifted, a sixteenth of a large tensor at a time.
@@ -33,19 +34,8 @@ class Shaped(Basis):
             raise ZeroBlockError("a rule that shapes its directions needs the weights of every step: leave fold out")
 
     @property
-    def size(self) -> int:
-        return self.inner.size
-
-    @property
     def carries(self) -> bool:
         return self.inner.carries
-
-    @property
-    def rounding(self) -> Rounding:
-        return self.inner.rounding
-
-    def spans(self) -> Iterator[slice]:
-        return self.inner.spans()
 
     def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
         return self.shape(self.inner.coords(param, key, span), span)

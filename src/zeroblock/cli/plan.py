@@ -99,7 +99,7 @@ def _print(found: Forecast, values: dict[str, Any]) -> None:
         sheet.add_row(" time", f"[yellow]not measured:[/yellow] {found.reason}")
     how = "measured" if timing is not None and timing.peak_bytes else "expected"
     fits = {True: "[green]it fits[/green]", False: "[red]it does not fit here[/red]", None: ""}[found.fits]
-    weights = f"{found.weights / 1e6:,.4g} M weights in {config.dtype}"
+    weights = f"{found.weights / 1e6:,.4g} M weights in {config.weights or config.dtype}"
     sheet.add_row(" memory", f"[bold]{size(found.peak_bytes)}[/bold] at its peak ({how}), {weights}: {fits}")
     console.print(sheet)
     console.print()
@@ -118,7 +118,9 @@ def _methods(found: Forecast) -> Any:
 
     from ..report.html import size
 
-    sheet = Table(title=" expected peak memory", title_justify="left", title_style="dim", box=None, padding=(0, 2))
+    stored = ", as if the weights were not stored as integers" if found.config.weights else ""
+    title = f" expected peak memory{stored}"
+    sheet = Table(title=title, title_justify="left", title_style="dim", box=None, padding=(0, 2))
     for name, width in (("  method", 15), ("CPU, fp32", 9), ("GPU, 16 bit", 11), ("it holds", 0)):
         sheet.add_column(name, justify="right" if "," in name else "left", no_wrap=True, min_width=width or None)
     for one in found.memory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import bisect
 import functools
 import itertools
@@ -46,16 +47,16 @@ class Blind:
         pass
 
 
-class Weighing:
+class Weighing(abc.ABC):
     """Base of schedules that choose several blocks for a turn, or weigh its steps.
 
     A weight multiplies the learning rate of its block: a block that is drawn with another probability than the rest
     gets the inverse of it, so that the expected step stays the same.
     """
 
+    @abc.abstractmethod
     def choose(self, turn: int, n: int, seed: int, scores: list[float]) -> dict[int, float]:
         """The blocks of a turn, each with its weight; records name the first."""
-        raise NotImplementedError
 
     def pick(self, turn: int, n: int, seed: int, scores: list[float]) -> int:
         return next(iter(self.choose(turn, n, seed, scores)))

@@ -1,0 +1,26 @@
+"""What bases have in common that change another basis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..noise import Rounding
+from .base import Basis
+
+
+class Wrapped(Basis):
+    """A basis with the coordinates of another one; a frozen dataclass with this field."""
+
+    inner: Basis
+    """The other basis."""
+
+    @property
+    def size(self) -> int:
+        return self.inner.size
+
+    @property
+    def rounding(self) -> Rounding:
+        return self.inner.rounding
+
+    def spans(self) -> Iterator[slice]:
+        return self.inner.spans()
