@@ -72,7 +72,11 @@ def test_a_sharded_model_on_a_gpu_takes_the_steps_of_a_whole_one(backend: str) -
             fully_shard(model, mesh=init_device_mesh("cuda", (1,)))
         tokens = torch.arange(14, device="cuda").view(2, 7) % shard_case.VOCABULARY
         optimizer = zb.mezo_bcd_adam(model, lr=1e-2, eps=1e-2, interval=2, parallel="data" if sharded else None)
-        losses = [float(optimizer.step(lambda: model(tokens).float().square().mean())) for _ in range(6)]
+
+        def loss(model: torch.nn.Module = model, tokens: torch.Tensor = tokens) -> torch.Tensor:
+            return model(tokens).float().square().mean()
+
+        losses = [float(optimizer.step(loss)) for _ in range(6)]
         whole = [p.full_tensor() if sharded else p for p in model.parameters()]
         runs.append((losses, [p.detach().cpu() for p in whole]))
     assert runs[0][0] == runs[1][0]
