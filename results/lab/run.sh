@@ -23,6 +23,7 @@ blocks() { # NAME MODEL OPTION...
         --points "${POINTS:-2}" --warmup "${WARMUP:-96}" --batch "${BATCH:-16}" --batches 2 \
         --max-tokens "${MAX_TOKENS:-48}" --iterations "${ITERATIONS:-4}" --rows-only "$@" 2>&1 |
         sed -u "s/^/$name: /" >>"$out/log" || echo "$name failed: see $out/log" | tee -a "$out/log" >&2
+    echo "$name: ended after $SECONDS s" >>"$out/log"
 }
 
 # At temperature 1, the paper's, the choice collapses onto the embedding, whose |c| is ten times that of the others;

@@ -26,6 +26,9 @@ from .study import Frames
 FLOOR = 1e-4
 """Probabilities and shares below this are drawn as this."""
 
+PLAIN = (0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.1, 0.2, 0.3, 0.5, 1.0)
+"""Probabilities to label, where they do not span decades."""
+
 
 class Drawn(Schedule, Protocol):
     """A schedule that draws one block per turn, with probabilities that follow from the scores."""
@@ -261,21 +264,24 @@ class Diagnosis:
         drawn = Figure(figsize=(figure.WIDE, 1.5 + 1.6 * len(heats)), layout="constrained")
         left, right = drawn.subfigures(1, 2, width_ratios=(1.35, 1), squeeze=False)[0]
         *tops, below = left.subplots(len(heats) + 1, 1, sharex=True, height_ratios=(*[3] * len(heats), 1.5))
-        # a few cells near 1 would leave the others one colour on a linear scale
-        scale = LogNorm(vmin=FLOOR, vmax=1, clip=True)
         looks = ((figure.MEASURED, "-"), (figure.BOUND, "--"))
         for top, (title, heat), (colour, line) in zip(tops, heats.items(), looks, strict=False):
             p, edge = heat.filter(like="block_").to_numpy().T, [*heat.step, heat.step.iloc[-1] + self._every]
+            # a few cells near 1 would leave the others one colour on a linear scale
+            scale = LogNorm(vmin=max(FLOOR, p.min()), vmax=p.max() + FLOOR, clip=True)
             mesh = top.pcolormesh(
                 edge, np.arange(self.blocks + 1) - 0.5, p, cmap="viridis", norm=scale, rasterized=True
             )
+            bar = left.colorbar(mesh, ax=top, pad=0.01, extend="min" if p.min() < FLOOR else "neither")
+            if p.max() < 30 * p.min():  # less than two decades: their powers of ten are too few
+                figure.plain_ticks(bar.ax.yaxis, [tick for tick in PLAIN if p.min() <= tick <= p.max()])
             top.set(ylabel="block", title=f"probability, {title}" if len(heats) > 1 else "probability of each block")
             top.grid(visible=False)
             below.step([*heat.step, edge[-1]], [*heat["argmax"], heat["argmax"].iloc[-1]], line, where="post",
                        color=colour, linewidth=0.8, label=title.split()[0])  # fmt: skip
-        left.colorbar(mesh, ax=tops, pad=0.01, extend="min")
-        below.set(xlabel="step", ylabel="likeliest\nblock", ylim=(-1, self.blocks))
-        if len(heats) > 1:
+        below.set(xlabel="step", ylabel="likeliest\nblock", ylim=(-1, self.blocks * (1.7 if len(heats) > 1 else 1)))
+        below.set_yticks(sorted({0, self.blocks // 2, self.blocks - 1}))
+        if len(heats) > 1:  # the legend stands above the last block
             below.legend(loc="upper right", ncols=2)
         axes = right.subplots()
         axes.vlines(table.block, table.low.clip(lower=FLOOR / 10), table.high.clip(lower=FLOOR / 10), linewidth=3,

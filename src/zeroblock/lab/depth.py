@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..closure import Closure as Objective
@@ -109,6 +110,7 @@ class Depth:
                         head = {"subject": self.subject, "step": stop, "way": way, "block": i}
                         yield head | chosen | _flat(measure, top)
                         tick()
+                torch.cuda.empty_cache()  # graphs of gradients are large, and other runs may share the GPU
 
     def _measured(self, way: str) -> Generator[tuple[Measure, Estimate]]:
         """Each block, with λmax of the model."""

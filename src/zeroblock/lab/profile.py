@@ -15,9 +15,7 @@ from pandas import DataFrame
 
 from ..errors import ZeroBlockError
 from . import figure
-
-FLOOR = 1e-4
-"""Probabilities below this are drawn as this."""
+from .adaptive import FLOOR, PLAIN
 
 HEADINGS = (
     "run", "step", "λmax(H)", "largest ρ_B", "ρ_B two errors above 0", "adaptive schedule", "cost-aware schedule",
@@ -118,7 +116,12 @@ def _by_depth(frame: DataFrame, subject: str) -> Figure:
         rest[0].set(ylabel="cost / mean", title="seconds of a step")
     for axes, title in zip(rest[-len(chances) :], chances.values(), strict=True):
         axes.axhline(1 / frame.block.nunique(), color=figure.GREY, linestyle=":", linewidth=0.9)
-        axes.set(yscale="log", ylim=(0.7 * FLOOR, 1.5), ylabel="probability", title=title)
+        axes.set(yscale="log", ylabel="probability", title=title)
+    rest[-len(chances)].set_ylim(0.7 * FLOOR, 1.5)
+    if "economical" in chances:  # its floor keeps it within a decade or two
+        low, high = frame.economical.min() / 1.2, frame.economical.max() * 1.2
+        rest[-1].set_ylim(low, high)
+        figure.plain_ticks(rest[-1].yaxis, [tick for tick in PLAIN if low <= tick <= high])
     rest[-len(chances)].annotate(
         "uniform", (1, 1 / frame.block.nunique()), (-2, 2), xycoords=("axes fraction", "data"), ha="right",
         fontsize=6.5, textcoords="offset points", color=figure.GREY,
