@@ -26,7 +26,7 @@ from .study import Frames
 FLOOR = 1e-4
 """Probabilities and shares below this are drawn as this."""
 
-PLAIN = (0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.1, 0.2, 0.3, 0.5, 1.0)
+PLAIN = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 """Probabilities to label, where they do not span decades."""
 
 
