@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from toy import Tiny, next_token
 from zeroblock.cli.lab import app
 from zeroblock.errors import ZeroBlockError
+from zeroblock.journal import read
+from zeroblock.schedule import Economical
 
 PNG = b"\x89PNG"
 
@@ -149,9 +151,45 @@ def test_a_model_is_measured_block_by_block(language_model: Path, data: Path, tm
     assert start.forward.to_numpy() == pytest.approx(start.backward.to_numpy(), rel=0.2, abs=0.05)
     assert table[table.step == 0].probability.nunique() == 1
     assert table[table.step == 12].probability.nunique() > 1
-    for name in ("blocks", "blocks_agreement"):
+    for name in ("blocks", "blocks_agreement", "adaptive"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
-    call("adaptive", tmp_path / "blocks_records.jsonl", "--blocks", 4, "--warmup", 4, "--out", tmp_path / "again")
+    # the cost-aware schedule has heard of the run's steps, and of costs that were measured
+    assert float(table[table.step == 0].cost.mean()) == pytest.approx(1, abs=0.02)
+    contents = read(tmp_path / "blocks.zbj")
+    assert len(contents.records) == 12
+    assert contents.header.extra["costs"] == list(table[(table.step == 0) & (table.way == "forward")].cost)
+    last = table[(table.step == 12) & (table.way == "backward")]
+    scores = [0.0] * 4
+    schedule = Economical(tuple(last.cost))
+    for record in contents.records:
+        schedule.observe(scores, record.block, record.coeffs)
+    assert list(last.economical) == pytest.approx(schedule.probabilities(scores), rel=1e-4)
+    heat = pandas.read_csv(tmp_path / "economical_probabilities.csv")
+    assert heat.filter(like="block_").sum(axis=1).tolist() == pytest.approx([1.0] * 12)
+
+
+def test_a_run_that_was_cut_is_drawn_elsewhere(language_model: Path, data: Path, tmp_path: Path) -> None:
+    """Rows alone are written first, as where nothing can draw; a killed run ends in the middle of a line."""
+    call("blocks", "--model", language_model, "--task", "sst2", "--data", data, "--out", tmp_path, "--steps", 6,
+         "--warmup", 4, "--probes", 2, "--iterations", 1, "--max-tokens", 16, "--costs", "2,1,1,1",
+         "--rows-only")  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir()} == {"blocks.csv", "blocks.zbj"}
+    text = (tmp_path / "blocks.csv").read_text()
+    (tmp_path / "blocks.csv").write_text(text[:-30])
+    found = CliRunner().invoke(app, ["draw", str(tmp_path), "--trajectories", "20"])
+    assert found.exit_code == 0, found.output
+    lines = [line for line in found.stdout.splitlines() if line.startswith("| ")]
+    assert len(lines) == 3  # headings, the start, step 6
+    assert lines[1].split(" | ")[5:7] == ["uniform", "block 1: 0.27; others 0.2 to 0.27"]
+    assert lines[2].split(" | ")[4].endswith(" of 3")  # the last block was cut off
+    for name in ("blocks", "adaptive"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
+    (tmp_path / "blocks.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ZeroBlockError, match="it lacks the columns block"):
+        call("draw", tmp_path)
+    with pytest.raises(ZeroBlockError, match="3 costs for 4 blocks"):
+        call("blocks", "--model", language_model, "--task", "sst2", "--data", data, "--out", tmp_path, "--costs",
+             "1,1,1", "--max-tokens", 16)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -53,22 +53,49 @@ def truth(tiny: Tiny):
 
 
 @pytest.fixture(scope="module")
-def backward(tiny: Tiny, closures):
-    return m.backward(tiny, closures, probes=60, iterations=25)
+def curvature(tiny: Tiny, closures) -> m.Curvature:
+    return m.Curvature.of(tiny, closures)
+
+
+@pytest.fixture(scope="module")
+def backward(tiny: Tiny, curvature: m.Curvature):
+    return list(m.backward(tiny, curvature, probes=60, iterations=25))
 
 
 @pytest.fixture(scope="module")
 def forward(tiny: Tiny, closures):
-    return m.forward(tiny, closures, probes=60, sketch=12, eps=1e-3)
+    return list(m.forward(tiny, closures, probes=60, sketch=12, eps=1e-3))
 
 
-def test_products_are_those_of_the_explicit_hessian(tiny: Tiny, closures, truth) -> None:
-    named = dict(tiny.named_parameters())
+def test_products_are_those_of_the_explicit_hessian(tiny: Tiny, curvature: m.Curvature, truth) -> None:
     for block, (hessian, _) in zip(zeroblock.layers(tiny), truth, strict=True):
-        params = [named[n] for n in block.params]
-        vector = [torch.randn_like(p) for p in params]
-        found = torch.cat([x.reshape(-1) for x in m.Curvature.of(params, closures) @ vector])
-        assert torch.allclose(found, hessian @ torch.cat([v.reshape(-1) for v in vector]), atol=1e-10)
+        part = curvature.part(block.params)
+        vectors = [torch.randn(3, *p.shape, dtype=p.dtype) for p in part.params.values()]
+        expected = torch.cat([v.flatten(1) for v in vectors], 1) @ hessian
+        together = part.together(vectors)
+        assert torch.allclose(torch.cat([x.flatten(1) for x in together], 1), expected, atol=1e-10)
+        found = torch.cat([x.reshape(-1) for x in part @ [v[0] for v in vectors]])
+        assert torch.allclose(found, expected[0], atol=1e-10)
+
+
+class Stubborn(torch.autograd.Function):
+    """x², with a derivative that vmap cannot batch."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx, g: torch.Tensor) -> torch.Tensor:
+        assert g.detach().item() < math.inf
+        return 2 * g * ctx.saved_tensors[0]
+
+
+def test_products_that_cannot_be_batched_run_one_by_one() -> None:
+    model = nn.ParameterDict({"w": nn.Parameter(torch.tensor(1.5, dtype=torch.float64))})
+    found = m.Curvature.of(model, [lambda: Stubborn.apply(model["w"]) * model["w"]])
+    assert found.together([torch.tensor([1.0, 2.0], dtype=torch.float64)])[0].tolist() == pytest.approx([9.0, 18.0])
 
 
 def test_backward_measures_agree_with_the_explicit_hessian(backward, truth) -> None:
@@ -80,9 +107,9 @@ def test_backward_measures_agree_with_the_explicit_hessian(backward, truth) -> N
         assert block.variance.value == pytest.approx(sum(float(g.square().sum()) for g in gradients) / 2)
 
 
-def test_an_unfinished_lanczos_says_how_far_off_it_is(tiny: Tiny, closures, truth) -> None:
+def test_an_unfinished_lanczos_says_how_far_off_it_is(tiny: Tiny, curvature: m.Curvature, truth) -> None:
     values = torch.linalg.eigvalsh(truth[1][0])
-    rough = m.backward(tiny, closures, probes=2, iterations=3)[1].top
+    rough = list(m.backward(tiny, curvature, probes=2, iterations=3))[1].top
     assert float((values - rough.value).abs().min()) <= rough.error + 1e-9
     assert rough.value <= float(values[-1]) + 1e-9
 
@@ -101,8 +128,8 @@ def test_forward_and_backward_agree(forward, backward) -> None:
             assert abs(a.top.value - b.top.value) < 3 * a.top.error
 
 
-def test_the_whole_models_top_is_at_least_every_blocks(tiny: Tiny, closures, backward) -> None:
-    whole = m.top(tiny, closures, iterations=25)
+def test_the_whole_models_top_is_at_least_every_blocks(tiny: Tiny, curvature: m.Curvature, backward) -> None:
+    whole = m.top(tiny, curvature, iterations=25)
     assert all(block.top.value <= whole.value + 1e-8 for block in backward)
     ratio = backward[0].trace.over(whole)
     assert ratio.value == pytest.approx(backward[0].trace.value / whole.value)
@@ -111,8 +138,8 @@ def test_the_whole_models_top_is_at_least_every_blocks(tiny: Tiny, closures, bac
 
 def test_measuring_moves_nothing(tiny: Tiny, closures) -> None:
     before = snapshot(tiny)
-    m.forward(tiny, closures, probes=2, sketch=5)
-    m.backward(tiny, closures, probes=2, iterations=1)
+    list(m.forward(tiny, closures, probes=2, sketch=5))
+    list(m.backward(tiny, m.Curvature.of(tiny, closures), probes=2, iterations=1))
     assert same(before, snapshot(tiny))
     assert all(p.grad is None for p in tiny.parameters())
 
@@ -132,10 +159,10 @@ def test_moments_of_a_spectrum_are_unbiased() -> None:
 
 def test_what_cannot_be_measured_is_refused(tiny: Tiny, closures) -> None:
     with pytest.raises(ZeroBlockError, match="at least one batch"):
-        m.backward(tiny, [])
+        m.Curvature.of(tiny, [])
     with pytest.raises(ZeroBlockError, match="2 probes"):
-        m.forward(tiny, closures, probes=1)
+        list(m.forward(tiny, closures, probes=1))
     with pytest.raises(ZeroBlockError, match="no gradient"):
-        m.backward(tiny, [lambda: torch.tensor(1.0)])
+        m.Curvature.of(tiny, [lambda: torch.tensor(1.0)])
     with pytest.raises(ZeroBlockError, match="at least 4 vectors"):
         m.schatten(torch.zeros(3, 3), 4)

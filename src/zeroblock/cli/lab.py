@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,17 +23,23 @@ Seeds = Annotated[int | None, typer.Option(min=1, help="Seeds to average over.")
 Workers = Annotated[int | None, typer.Option(min=1, help="Number of processes; by default one per core.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Use small sizes, for a look within a minute.")]
 HERE = Path("lab")
+TABLE, JOURNAL = "blocks.csv", "blocks.zbj"
+"""The files that ``zeroblock lab blocks`` writes as it goes."""
+
+
+def _missing() -> list[str]:
+    """The plotting packages that are not installed."""
+    import importlib.util
+
+    return [name for name in ("matplotlib", "pandas", "scipy") if importlib.util.find_spec(name) is None]
 
 
 def _require() -> None:
     """Fail with one line that says how to install the plotting packages if they are missing."""
-    import importlib.util
-
     from ..errors import ZeroBlockError
 
-    missing = [name for name in ("matplotlib", "pandas", "scipy") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ZeroBlockError(f"the lab needs {', '.join(missing)}: pip install 'zeroblock[lab]'")
+    if _missing():
+        raise ZeroBlockError(f"the lab needs {', '.join(_missing())}: pip install 'zeroblock[lab]'")
 
 
 def _studies(quick: bool, seeds: int | None = None) -> dict[str, Study]:
@@ -65,26 +72,44 @@ def _studies(quick: bool, seeds: int | None = None) -> dict[str, Study]:
     }
 
 
-def _carry_out(studies: Sequence[Study], out: Path, workers: int | None, summary: bool = False) -> None:
-    """Run studies under one progress bar and print the folder they were written to."""
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[tuple[Callable[[], None], Callable[[str], None]]]:
+    """A progress bar: yields a function that advances it, and one that says what is going on.
+
+    Where there is no terminal, each thing said becomes a line with the seconds since the start.
+    """
+    import time
+
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    console, begin = Console(stderr=True), time.monotonic()
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("lab", total=total)
+
+        def say(text: str) -> None:
+            progress.update(task, description=text)
+            if not console.is_terminal:
+                console.print(f"{time.monotonic() - begin:6.1f} s  {text}")
+
+        yield lambda: progress.advance(task), say
+        progress.update(task, description="lab")
+
+
+def _carry_out(studies: Sequence[Study], out: Path, workers: int | None, summary: bool = False) -> None:
+    """Run studies under one progress bar and print the folder they were written to."""
     from ..lab.runner import Runner
     from ..lab.study import carry_out, readme
 
     out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made should fail before the work
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        total = progress.add_task("lab", total=sum(study.jobs for study in studies))
-        with Runner(Runner.cores() if workers is None else workers, lambda: progress.advance(total)) as run:
-            for study in studies:
-                progress.update(total, description=study.name)
-                if not console.is_terminal:
-                    console.print(study.name)
-                carry_out(study, out, run)
-        progress.update(total, description="lab")
+    with (
+        _progress(sum(study.jobs for study in studies)) as (tick, say),
+        Runner(Runner.cores() if workers is None else workers, tick) as run,
+    ):
+        for study in studies:
+            say(study.name)
+            carry_out(study, out, run)
     if summary:
         readme(studies, out)
     typer.echo(str(out))
@@ -146,19 +171,25 @@ def adaptive_run(
     ] = None,
     signed: Annotated[bool, typer.Option("--signed", help="For a JSONL: scores average signed coefficients.")] = False,
     interval: Annotated[int, typer.Option(min=1, help="For a JSONL: steps per turn.")] = 1,
+    costs: Annotated[
+        str | None,
+        typer.Option(help="What a step on each block costs, as 2,1,0.5: show a cost-aware schedule's choices, too."),
+    ] = None,
     trajectories: Annotated[int, typer.Option(min=1, help="Number of simulated trajectories.")] = 1000,
     every: Annotated[int | None, typer.Option(min=1, help="Steps averaged in one column of the heat map.")] = None,
 ) -> None:
     """Diagnose an adaptive run: its selection probabilities over time and the share of each block.
 
-    A journal holds the run's settings; a JSONL of records does not, so give them as options.
+    A journal holds the run's settings; a JSONL of records does not, so give them as options. Journals of zeroblock lab
+    blocks also hold the costs of the blocks.
     """
     _require()
     from ..lab.adaptive import diagnose
     from ..schedule import Adaptive
 
     schedule = Adaptive(decay, temperature, warmup, signed)
-    study = diagnose(run, schedule, blocks, interval, trajectories=trajectories, every=every)
+    beside = None if costs is None else _economical(costs)
+    study = diagnose(run, schedule, blocks, interval, economical=beside, trajectories=trajectories, every=every)
     _carry_out([study], out, workers=1)
 
 
@@ -187,45 +218,106 @@ def blocks_of_a_model(
     ] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Measure both ways and draw their agreement.")] = False,
     sketch: Annotated[int, typer.Option(min=0, help="Vectors (5 or more) that bracket λmax with forward passes.")] = 0,
+    costs: Annotated[
+        str | None, typer.Option(help="What a step on each block costs, as 2,1,0.5; by default this is measured.")
+    ] = None,
+    rows_only: Annotated[
+        bool, typer.Option("--rows-only", help="Draw no figures; zeroblock lab draw draws them later.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of data, probes and run.")] = 0,
     device: Annotated[str, typer.Option(help="Device of the model, for example cpu or cuda.")] = "cpu",
 ) -> None:
-    """Measure a model block by block, with error bars: Tr(H_B), λmax, ρ_B, gradient norm, coefficient variance."""
-    _require()
-    import dataclasses
-    import json
+    """Measure a model block by block, with error bars: Tr(H_B), λmax, ρ_B, gradient norm, coefficient variance.
 
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
+    Beside them stand the probabilities of the adaptive schedule, which the run follows, and of a cost-aware one. Rows
+    and steps are written as they come; figures are drawn at the end, or later by zeroblock lab draw.
+    """
     from .. import model as models
+    from ..bench.cost import measured
     from ..block import by_name
+    from ..engine.cost import relative, works
     from ..errors import ZeroBlockError
-    from ..lab.depth import Depth
-    from ..schedule import Adaptive
+    from ..journal import Header, Journal
+    from ..lab.depth import Depth, write
+    from ..method import mezo_bcd_adaptive
+    from ..schedule import Adaptive, Economical
 
     if sketch and sketch < 5:
         raise ZeroBlockError(f"--sketch takes 5 vectors or more (or 0 for no bracket), got {sketch}")
-    cut = by_name(partition)
+    cut, economical = by_name(partition), None if costs is None else _economical(costs)
+    out.mkdir(parents=True, exist_ok=True)
     module, tokenizer = models.load(model, dtype="fp32", device=device), models.tokenizer(model)
-    n = len(cut(module))
-    held, stream = _closures(module, tokenizer, task, data, batch, batches, max_tokens, seed)
+    held, stream = _objectives(module, tokenizer, task, data, batch, batches, max_tokens, seed)
+    n, name = len(cut(module)), Path(model).name.removesuffix(".gguf")
+    schedule = Adaptive(temperature=temperature, warmup=3 * n if warmup is None else warmup)
+    optimizer = mezo_bcd_adaptive(module, lr, eps, partition=cut, schedule=schedule, seed=seed)
+    if economical is None:
+        idle = mezo_bcd_adaptive(module, 0.0, eps, partition=cut, schedule=schedule, seed=seed)
+        economical = Economical(relative(measured(idle, held[0]), works(module, idle.blocks)))
+    economical.probabilities([0.0] * n)  # it refuses another number of costs
     study = Depth(
-        module, held, stream, cut, tuple(sorted({round(steps * i / points) for i in range(points + 1)})), lr, eps,
-        Adaptive(temperature=temperature, warmup=3 * n if warmup is None else warmup),
+        optimizer, [objective.__call__ for objective in held], stream,
+        tuple(sorted({round(steps * i / points) for i in range(points + 1)})), economical,
         ("backward", "forward") if compare else ("forward",) if forward else ("backward",),
-        probes, iterations, sketch, seed, f"{Path(model).stem}, {task}",
+        probes, iterations, sketch, f"{name}, {task}, temperature {temperature:g}",
     )  # fmt: skip
-    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels cannot be differentiated twice
-        _carry_out([study], out, workers=1)
-    if study.records:
-        with (out / "blocks_records.jsonl").open("w", encoding="utf-8") as file:
-            for record in study.records:
-                file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+    path = out / JOURNAL
+    path.unlink(missing_ok=True)
+    header = Header.of(optimizer, model=name, task=task, costs=list(economical.costs))
+    with Journal.create(path, header) as journal, _progress(study.jobs) as (tick, say):
+        write(study.rows(journal.append, tick, say), out / TABLE)
+    if _missing() and not rows_only:
+        typer.echo(
+            f"no figures without {', '.join(_missing())}: zeroblock lab draw {out} draws them elsewhere", err=True
+        )
+    elif not rows_only:
+        _draw(out, trajectories=1000)
+    typer.echo(out)
 
 
-def _closures(
+@app.command("draw")
+def draw_blocks(
+    folders: Annotated[list[Path], typer.Argument(help="Folders that zeroblock lab blocks has written.")],
+    trajectories: Annotated[int, typer.Option(min=1, help="Number of simulated trajectories.")] = 1000,
+) -> None:
+    """Draw what zeroblock lab blocks has measured, also elsewhere or in a run that was cut; print a table of it."""
+    _require()
+    from ..lab.profile import HEADINGS
+
+    lines = [line for folder in folders for line in _draw(folder, trajectories)]
+    typer.echo("\n".join([f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|", *lines]))
+
+
+def _draw(folder: Path, trajectories: int) -> list[str]:
+    """Draw the table and the journal of a folder; return lines that sum it up."""
+    from ..errors import ZeroBlockError
+    from ..lab import figure, profile
+    from ..lab.adaptive import diagnose
+    from ..lab.runner import Runner
+    from ..lab.study import carry_out
+    from ..schedule import Adaptive
+
+    frame = profile.read(folder / TABLE)
+    with figure.style():
+        for name, drawn in profile.draw(frame).items():
+            figure.save(drawn, folder, name)
+    try:
+        carry_out(diagnose(folder / JOURNAL, Adaptive(), trajectories=trajectories), folder, Runner())
+    except ZeroBlockError as error:  # a run of no steps, or one that ended within its warm-up
+        typer.echo(f"{folder}: no figure of the schedule: {error}", err=True)
+    return profile.summary(frame)
+
+
+def _economical(costs: str) -> Any:
+    """A cost-aware schedule from costs with commas between."""
+    from ..schedule import by_name
+
+    return by_name(f"economical:{costs}")
+
+
+def _objectives(
     module: Any, tokenizer: Any, task: str, data: Path | None, batch: int, batches: int, max_tokens: int, seed: int
-) -> tuple[list[Callable[[], Any]], Any]:
+) -> tuple[list[Any], Any]:
     """The batches to measure on, which the run does not see, and the run's own batches, without end."""
     import random
 
@@ -248,10 +340,9 @@ def _closures(
         )
     held, rest = encoded[: batch * batches], encoded[batch * batches :]
 
-    def objective(examples: Sequence[tuple[Any, int]]) -> Callable[[], Any]:
+    def objective(examples: Sequence[tuple[Any, int]]) -> Any:
         batch, labels = zip(*examples, strict=True)
-        # one point after another: second differences need the same rounding in all three losses
-        return engine.objective(batch, labels, chosen.over).__call__
+        return engine.objective(batch, labels, chosen.over)
 
     def stream() -> Any:
         generator = random.Random(seed)

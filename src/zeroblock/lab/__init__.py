@@ -11,7 +11,8 @@ A projection of the paper is a composition of the library's own parts (:mod:`.pr
     check.py                            one line of the paper beside its measurement
     moment.py, smoothing.py, event.py   the lemmas: moments, smoothed losses, events and concentration
     rate.py, stability.py               Theorems 3.3 and 3.10 against runs
-    study.py and the other files        the studies of ``zeroblock lab``; depth.py and model.py measure a language model
+    study.py and the other files        the studies of ``zeroblock lab``
+    model.py, depth.py, profile.py      a language model: measured, along a run, and drawn from the rows of that
 
 ``zeroblock lab all --out DIR`` draws every figure; ``docs/theory.md`` reads them.
 """

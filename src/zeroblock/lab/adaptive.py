@@ -1,4 +1,7 @@
-"""The diagnosis of an adaptive run: selection probabilities over time, and the share of steps of each block."""
+"""The diagnosis of an adaptive run: selection probabilities over time, and the share of steps of each block.
+
+Beside them stands what a schedule that knows the costs of steps would have chosen, from the same coefficients.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from ..errors import ZeroBlockError
-from ..schedule import Schedule
+from ..schedule import Economical, Schedule
 from ..turn import Turns, clamped
 from . import figure
 from .runner import Runner
@@ -22,6 +25,9 @@ from .study import Frames
 
 FLOOR = 1e-4
 """Probabilities and shares below this are drawn as this."""
+
+PLAIN = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
+"""Probabilities to label, where they do not span decades."""
 
 
 class Drawn(Schedule, Protocol):
@@ -96,6 +102,7 @@ def diagnose(
     blocks: int | None = None,
     interval: int = 1,
     *,
+    economical: Economical | None = None,
     trajectories: int = 1000,
     every: int | None = None,
 ) -> Diagnosis:
@@ -104,6 +111,7 @@ def diagnose(
     Args:
         path: see :func:`read`.
         schedule, blocks, interval: for a JSONL of records, which does not hold them; a journal's header does.
+        economical: with the costs of the blocks; the journals of ``zeroblock lab blocks`` hold them.
         trajectories, every: see :class:`Diagnosis`.
     """
     steps = tuple(read(path))
@@ -118,8 +126,11 @@ def diagnose(
             raise ZeroBlockError(f"{path} chose its blocks by {header.parts.get('schedule')}, not adaptively")
         schedule, interval = own, header.method["interval"]
         labels, blocks = header.blocks, len(header.blocks)
+        costs = header.extra.get("costs")
+        if economical is None and costs is not None:
+            economical = Economical(tuple(map(float, costs)))
     n = max(step.block for step in steps) + 1 if blocks is None else blocks
-    return Diagnosis(steps, schedule, n, labels, trajectories=trajectories, every=every, interval=interval)
+    return Diagnosis(steps, schedule, n, labels, economical, trajectories, every, interval)
 
 
 def probabilities(steps: Sequence[Seen], schedule: Drawn, n: int) -> np.ndarray:
@@ -164,6 +175,7 @@ class Diagnosis:
         schedule: with the run's own numbers, such as decay and temperature.
         blocks: the number of blocks.
         labels: names of the blocks, for the table.
+        economical: a schedule with the costs of steps, to stand beside the run's own.
         trajectories: how many to simulate.
         every: steps averaged in one column of the heat map; by default a hundredth of the run, at most the paper's 100.
         interval: steps per turn; the schedule chooses once per turn.
@@ -175,6 +187,7 @@ class Diagnosis:
     schedule: Drawn
     blocks: int
     labels: tuple[str, ...] = ()
+    economical: Economical | None = None
     trajectories: int = 1000
     every: int | None = None
     interval: int = 1
@@ -182,7 +195,7 @@ class Diagnosis:
     subject: str = ""
 
     name = "adaptive"
-    tables = ("adaptive", "adaptive_probabilities")
+    tables = ("adaptive", "adaptive_probabilities", "economical_probabilities")
 
     @property
     def jobs(self) -> int:
@@ -192,10 +205,16 @@ class Diagnosis:
     def captions(self) -> dict[str, str]:
         return {
             "adaptive": (
-                f"Adaptive selection over {len(self.steps):,} steps{self.subject and f' of {self.subject}'}: (a) "
-                f"the probability of each block on a log scale, averaged every {self._every} steps, and the likeliest "
-                f"block below; (b) the share of each block in {self.trajectories:,} trajectories drawn from those "
-                "probabilities (95 % band) and in the run itself (diamonds; blocks that were never taken have none)."
+                f"Adaptive selection over {len(self.steps):,} steps{self.subject and f' of {self.subject}'}: on the "
+                f"left the probability of each block on a log scale, averaged every {self._every} steps, and the "
+                f"likeliest block below; on the right the share of each block in {self.trajectories:,} trajectories "
+                "drawn from those probabilities (95 % band) and in the run itself (diamonds; blocks that were never "
+                "taken have none)."
+                + (
+                    " The cost-aware schedule, from the same coefficients and the costs of steps, chose nothing here."
+                    if self.economical
+                    else ""
+                )
             )
         }
 
@@ -220,38 +239,60 @@ class Diagnosis:
         table = DataFrame(
             {"block": range(self.blocks), "name": names, "mean": drawn.mean(0), "low": low, "high": high, "run": taken}
         )
+        frames = {"adaptive": table, "adaptive_probabilities": self._averaged(p)}
+        if self.economical is not None:
+            q = probabilities(self.steps, self.economical, self.blocks)
+            table["economical"] = q[learnt].mean(0)
+            frames["economical_probabilities"] = self._averaged(q)
+        run.tick()
+        return frames
+
+    def _averaged(self, p: np.ndarray) -> DataFrame:
+        """Probabilities, (T, n), averaged over the steps of each column of the heat map."""
         cut = range(0, len(p), self._every)
         heat = DataFrame([p[i : i + self._every].mean(0) for i in cut])
         heat.columns = [f"block_{i}" for i in range(self.blocks)]
         heat.insert(0, "step", [self.steps[i].step for i in cut])
         heat["argmax"] = [int(p[min(i + self._every, len(p)) - 1].argmax()) for i in cut]
-        run.tick()
-        return {"adaptive": table, "adaptive_probabilities": heat}
+        return heat
 
     def draw(self, frames: Frames) -> dict[str, Figure]:
-        table, heat = frames["adaptive"], frames["adaptive_probabilities"]
-        p = heat.filter(like="block_").to_numpy().T
-        drawn = Figure(figsize=(figure.WIDE, 3.1), layout="constrained")
+        table = frames["adaptive"]
+        heats = {"adaptive schedule": frames["adaptive_probabilities"]}
+        if "economical_probabilities" in frames:
+            heats["cost-aware schedule"] = frames["economical_probabilities"]
+        drawn = Figure(figsize=(figure.WIDE, 1.5 + 1.6 * len(heats)), layout="constrained")
         left, right = drawn.subfigures(1, 2, width_ratios=(1.35, 1), squeeze=False)[0]
-        top, below = left.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-        edge = [*heat.step, heat.step.iloc[-1] + self._every]
-        # a few cells near 1 would leave the others one colour on a linear scale
-        scale = LogNorm(vmin=FLOOR, vmax=1, clip=True)
-        mesh = top.pcolormesh(edge, np.arange(self.blocks + 1) - 0.5, p, cmap="viridis", norm=scale, rasterized=True)
-        top.set(ylabel="block", title="probability of each block")
-        top.grid(visible=False)
-        left.colorbar(mesh, ax=top, pad=0.01, extend="min")
-        below.step([*heat.step, edge[-1]], [*heat["argmax"], heat["argmax"].iloc[-1]], where="post",
-                   color=figure.MEASURED, linewidth=0.8)  # fmt: skip
-        below.set(xlabel="step", ylabel="likeliest\nblock", ylim=(-0.5, self.blocks - 0.5))
+        *tops, below = left.subplots(len(heats) + 1, 1, sharex=True, height_ratios=(*[3] * len(heats), 1.5))
+        looks = ((figure.MEASURED, "-"), (figure.BOUND, "--"))
+        for top, (title, heat), (colour, line) in zip(tops, heats.items(), looks, strict=False):
+            p, edge = heat.filter(like="block_").to_numpy().T, [*heat.step, heat.step.iloc[-1] + self._every]
+            # a few cells near 1 would leave the others one colour on a linear scale
+            scale = LogNorm(vmin=max(FLOOR, p.min()), vmax=p.max() + FLOOR, clip=True)
+            mesh = top.pcolormesh(
+                edge, np.arange(self.blocks + 1) - 0.5, p, cmap="viridis", norm=scale, rasterized=True
+            )
+            bar = left.colorbar(mesh, ax=top, pad=0.01, extend="min" if p.min() < FLOOR else "neither")
+            if p.max() < 30 * p.min():  # less than two decades: their powers of ten are too few
+                figure.plain_ticks(bar.ax.yaxis, [tick for tick in PLAIN if p.min() <= tick <= p.max()])
+            top.set(ylabel="block", title=f"probability, {title}" if len(heats) > 1 else "probability of each block")
+            top.grid(visible=False)
+            below.step([*heat.step, edge[-1]], [*heat["argmax"], heat["argmax"].iloc[-1]], line, where="post",
+                       color=colour, linewidth=0.8, label=title.split()[0])  # fmt: skip
+        below.set(xlabel="step", ylabel="likeliest\nblock", ylim=(-1, self.blocks * (1.7 if len(heats) > 1 else 1)))
+        below.set_yticks(sorted({0, self.blocks // 2, self.blocks - 1}))
+        if len(heats) > 1:  # the legend stands above the last block
+            below.legend(loc="upper right", ncols=2)
         axes = right.subplots()
         axes.vlines(table.block, table.low.clip(lower=FLOOR / 10), table.high.clip(lower=FLOOR / 10), linewidth=3,
                     color=figure.MEASURED, alpha=0.4, label="95 % of simulated runs")  # fmt: skip
         axes.plot(table.block, table.run.where(table.run > 0), "D", color=figure.COLOURS["block-sparse"], markersize=3,
                   label="this run")  # fmt: skip
+        if "economical" in table:
+            axes.plot(table.block, table.economical, "_", color=figure.BOUND, markersize=5, label="cost-aware")
         axes.axhline(1 / self.blocks, color=figure.GREY, linestyle=":", linewidth=0.9, label="uniform")
         axes.set(xlabel="block", ylabel="share of steps", yscale="log", ylim=(FLOOR, 1.5),
                  title="share of steps after the warm-up")  # fmt: skip
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 0.02))
-        figure.panels([top, axes])
+        figure.panels([*tops, axes])
         return {"adaptive": drawn}

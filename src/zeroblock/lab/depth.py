@@ -1,144 +1,143 @@
-"""Alignment by depth on a model, at the start and along an adaptive run, beside the schedule's probabilities."""
+"""Alignment by depth on a model, at the start and along an adaptive run, beside what schedules make of the run.
+
+Measuring needs torch alone: rows go to a CSV one by one, so that a run that is cut leaves those it has, and
+:mod:`.profile` draws them later, on any machine.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib.figure import Figure
-from pandas import DataFrame
-from torch import nn
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..block import Partition, layers
+from ..closure import Closure as Objective
 from ..errors import ZeroBlockError
-from ..journal import Record
-from ..method import mezo_bcd_adaptive
-from ..schedule import Adaptive
-from . import figure, model
-from .model import Closure, Estimate, Measure
-from .runner import Runner
-from .study import Frames
+from ..optimizer import ZeroOrder
+from ..record import Record
+from ..schedule import Economical
+from . import model
+from .model import Closure, Curvature, Estimate, Measure
+
+Row = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Depth:
-    """Every block, measured at some steps of a MeZO-BCD run with the adaptive schedule.
+    """Every block, measured at some steps of a run.
 
     Args:
-        module: the model; it is trained.
+        optimizer: of the run, at step 0; its schedule has ``probabilities``.
         held: the batches to measure on, which the run does not see.
-        batches: the batches of the run, one per step.
-        partition: into blocks.
+        batches: the objectives of the run, one per step.
         at: steps at which to measure, ascending from 0.
-        lr, eps: of the run.
-        schedule: of the run.
+        economical: a schedule that knows what steps cost; it hears of the run's coefficients, and chooses nothing.
         ways: "backward", "forward" or both.
         probes: random vectors per trace.
         iterations: of Lanczos.
         sketch: vectors of the forward bracket of λmax; 0 for none.
-        subject: the model and task, as figures name them.
+        subject: the run, as figures name it.
     """
 
-    module: nn.Module
+    optimizer: ZeroOrder
     held: Sequence[Closure]
-    batches: Iterable[Closure]
-    partition: Partition = layers
+    batches: Iterable[Objective]
     at: tuple[int, ...] = (0,)
-    lr: float = 3e-4
-    eps: float = 1e-3
-    schedule: Adaptive = dataclasses.field(default_factory=Adaptive)
+    economical: Economical = dataclasses.field(default_factory=Economical)
     ways: tuple[str, ...] = ("backward",)
     probes: int = 4
     iterations: int = 6
     sketch: int = 0
-    seed: int = 0
     subject: str = ""
-    records: list[Record] = dataclasses.field(default_factory=list)
-    """The run's steps; ``measure`` fills it."""
-
-    name = "blocks"
-    tables = ("blocks",)
 
     def __post_init__(self) -> None:
         if not self.at or self.at[0] != 0 or list(self.at) != sorted(set(self.at)):
             raise ZeroBlockError("the steps to measure at must ascend from 0")
+        if not set(self.ways) <= {"backward", "forward"}:
+            raise ZeroBlockError(f"a model is measured backward or forward, not {', '.join(self.ways)}")
 
     @property
     def jobs(self) -> int:
-        return len(self.at) * len(self.ways) * len(self.partition(self.module)) + self.at[-1]
+        """The number of ticks: one per step, and one per block and measurement."""
+        return self.at[-1] + len(self.at) * len(self.ways) * len(self.optimizer.blocks)
 
-    @property
-    def captions(self) -> dict[str, str]:
-        captions = {
-            "blocks": (
-                f"{self.subject}: (a) the subspace alignment ρ_B = Tr(H_B)/λmax(H) of each block from input to output, "
-                "at the start and along a MeZO-BCD run with the adaptive schedule (the axis is linear near zero and "
-                "logarithmic beyond); (b) the squared gradient norm; (c) the probabilities that the schedule "
-                "has learnt "
-                "by then; (d) the share of the steps that each block has taken. Bars are one standard error."
-            )
-        }
-        if len(self.ways) > 1:
-            captions["blocks_agreement"] = (
-                f"{self.subject}: trace, squared gradient norm and coefficient variance of each block, by "
-                "Hessian-vector products and by forward passes alone; on the diagonal they agree."
-            )
-        return captions
+    def rows(
+        self,
+        listen: Callable[[Record], None],
+        tick: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> Iterator[Row]:
+        """Take the run's steps, and measure: one row per measurement and block, as soon as it is known.
 
-    def measure(self, run: Runner) -> Frames:
-        optimizer = mezo_bcd_adaptive(
-            self.module, self.lr, self.eps, partition=self.partition, schedule=self.schedule, seed=self.seed
-        )
-        rows: list[dict[str, Any]] = []
+        Args:
+            listen: is told of every step.
+            tick: see ``jobs``.
+            say: is told what is going on.
+        """
+        schedule: Any = self.optimizer.schedule
+        n = len(self.optimizer.blocks)
+        visits, scores = [0] * n, [0.0] * n
+        costs = self.economical.costs or (1.0,) * n
+
+        def heard(record: Record) -> None:
+            visits[record.block] += 1
+            if record.finite:
+                self.economical.observe(scores, record.block, record.coeffs)
+            listen(record)
+            tick()
+
+        self.optimizer.listener = heard
         batches = iter(self.batches)
-        visits = [0] * len(optimizer.blocks)
         for stop in self.at:
-            while optimizer.steps < stop:
-                optimizer.step(next(batches))
-                assert optimizer.record is not None
-                self.records.append(optimizer.record)
-                visits[optimizer.record.block] += 1
-                run.tick()
-            p = self.schedule.probabilities(optimizer.scores)
+            if stop:
+                say(f"steps to {stop}")
+            while self.optimizer.steps < stop:
+                self.optimizer.step(next(batches))
+            self.optimizer.flush()
+            say(f"measure at {stop}")
+            p, q = schedule.probabilities(self.optimizer.scores), self.economical.probabilities(scores)
             for way in self.ways:
-                measures, top = self._measured(way, run)
-                for i, block in enumerate(measures):
-                    rows.append(
-                        {"step": stop, "way": way, "block": i, "probability": p[i], "visits": visits[i]}
-                        | _flat(block, top)
-                    )
-        return {"blocks": DataFrame(rows)}
+                with contextlib.closing(self._measured(way)) as measured:
+                    for i, (measure, top) in enumerate(measured):
+                        chosen = {"probability": p[i], "economical": q[i], "cost": costs[i], "visits": visits[i]}
+                        head = {"subject": self.subject, "step": stop, "way": way, "block": i}
+                        yield head | chosen | _flat(measure, top)
+                        tick()
+                torch.cuda.empty_cache()  # graphs of gradients are large, and other runs may share the GPU
 
-    def _measured(self, way: str, run: Runner) -> tuple[list[Measure], Estimate]:
+    def _measured(self, way: str) -> Generator[tuple[Measure, Estimate]]:
+        """Each block, with λmax of the model."""
+        module, seed = self.optimizer.model, self.optimizer.seed
+
+        def partition(_: object) -> Any:
+            return self.optimizer.blocks
+
         if way == "backward":
-            measures = model.backward(
-                self.module, self.held, self.partition, probes=self.probes, iterations=self.iterations, seed=self.seed,
-                tick=run.tick,
-            )  # fmt: skip
-            return measures, model.top(self.module, self.held, iterations=self.iterations, seed=self.seed)
-        if way != "forward":
-            raise ZeroBlockError(f"a model is measured backward or forward, not {way!r}")
-        measures = model.forward(
-            self.module, self.held, self.partition, probes=self.probes, sketch=self.sketch, eps=self.eps,
-            seed=self.seed, tick=run.tick,
-        )  # fmt: skip
-        known = [m.top for m in measures if math.isfinite(m.top.value)]
+            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels cannot be differentiated twice
+                whole = Curvature.of(module, self.held)
+                top = model.top(module, whole, iterations=self.iterations, seed=seed)
+                known = {"probes": self.probes, "iterations": self.iterations, "seed": seed}
+                yield from zip(model.backward(module, whole, partition, **known), itertools.repeat(top))
+            return
+        eps: float = self.optimizer.estimator.eps  # type: ignore[attr-defined]
+        measures = list(
+            model.forward(module, self.held, partition, probes=self.probes, sketch=self.sketch, eps=eps, seed=seed)
+        )
+        tops = [m.top for m in measures if math.isfinite(m.top.value)]
         # λmax(H) is at least that of every block; forward passes alone give no better bound
-        return measures, max(known, key=lambda e: e.value) if known else Estimate(math.nan, math.nan)
-
-    def draw(self, frames: Frames) -> dict[str, Figure]:
-        frame = frames["blocks"]
-        drawn = {"blocks": _by_depth(frame[frame.way == self.ways[0]], self.subject)}
-        if len(self.ways) > 1:
-            drawn["blocks_agreement"] = _agreement(frame)
-        return drawn
+        best = max(tops, key=lambda e: e.value) if tops else Estimate(math.nan, math.nan)
+        yield from zip(measures, itertools.repeat(best))
 
 
-def _flat(block: Measure, top: Estimate) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": block.name, "size": block.size}
+def _flat(block: Measure, top: Estimate) -> Row:
+    row: Row = {"name": block.name, "size": block.size}
     rho = block.trace.over(top)
     for name, estimate in (
         ("trace", block.trace), ("top", block.top), ("rho", rho), ("gradient", block.gradient),
@@ -148,72 +147,13 @@ def _flat(block: Measure, top: Estimate) -> dict[str, Any]:
     return row
 
 
-def _by_depth(frame: DataFrame, subject: str) -> Figure:
-    drawn, grid = figure.sheet(figure.WIDE, 4.4, 2, 2, sharex=True)
-    rho, gradient, chance, visits = grid.flat
-    steps = sorted(frame.step.unique())
-    known = bool(frame.rho.notna().any())
-    value, name = (
-        ("rho", r"$\rho_B = \mathrm{Tr}(H_B)/\lambda_{\max}(H)$") if known else ("trace", r"$\mathrm{Tr}(H_B)$")
-    )
-    gradient.set_yscale("log")
-    for colour, marker, step in zip(figure.sequence(len(steps)), "osD^v<>" * len(steps), steps, strict=False):
-        mine = frame[frame.step == step]
-        look = {
-            "color": colour,
-            "markersize": 2.5,
-            "linewidth": 0.8,
-            "label": "start" if step == 0 else f"step {step:,}",
-        }
-        rho.errorbar(mine.block, mine[value], mine[f"{value}_error"].fillna(0.0), fmt=f"{marker}-", capsize=1.5, **look)
-        low = np.minimum(mine.gradient_error.fillna(0.0), 0.9 * mine.gradient)  # a log axis has no zero
-        gradient.errorbar(mine.block, mine.gradient, low, fmt=f"{marker}-", capsize=1.5, **look)
-        chance.plot(mine.block, mine.probability, f"{marker}-", **look)
-        if step:
-            visits.plot(mine.block, mine.visits / max(1, mine.visits.sum()), f"{marker}-", **look)
-    # most blocks lie near zero and a few far from it: linear up to the median size, logarithmic beyond
-    typical = float(np.nanmedian(frame[value].abs()))
-    if typical > 0:
-        decade = math.ceil(math.log10(typical))
-        rho.set_yscale("symlog", linthresh=10.0**decade, linscale=1)
-        powers = [10.0**k for k in range(decade, decade + 8)]
-        low, high = rho.get_ylim()
-        rho.set_yticks([t for t in (0.0, *powers, *(-x for x in powers)) if low <= t <= high])
-        rho.minorticks_off()
-    rho.axhline(0, color=figure.GREY, linewidth=0.6)
-    rho.set(ylabel=name, title="alignment")
-    gradient.set(ylabel=r"$\|\nabla_B L\|^2$", title="squared gradient norm")
-    blocks = frame.block.nunique()
-    for axes, title in ((chance, "probability in the adaptive schedule"), (visits, "share of the steps taken")):
-        axes.axhline(1 / blocks, color=figure.GREY, linestyle=":", linewidth=0.9)
-        axes.set(yscale="log", ylim=(1e-4, 1.5), title=title, ylabel=title.split()[0])
-    chance.annotate("uniform", (1, 1 / blocks), (-2, 2), xycoords=("axes fraction", "data"), ha="right", fontsize=6.5,
-                    textcoords="offset points", color=figure.GREY)  # fmt: skip
-    for axes in (chance, visits):
-        axes.set_xlabel("block, from input to output")
-    figure.panels([rho, gradient, chance, visits])
-    handles, labels = gradient.get_legend_handles_labels()
-    drawn.legend(
-        handles, labels, loc="outside upper center", ncols=min(6, len(labels)), title=subject or None, title_fontsize=7
-    )
-    return drawn
-
-
-def _agreement(frame: DataFrame) -> Figure:
-    drawn, grid = figure.sheet(figure.WIDE, 2.5, 1, 3)
-    titles = {"trace": r"$\mathrm{Tr}(H_B)$", "gradient": r"$\|\nabla_B L\|^2$", "variance": "Var $c$"}
-    for axes, (quantity, title) in zip(grid, titles.items(), strict=True):
-        key = ["step", "block"]
-        both = frame[frame.way == "backward"].merge(frame[frame.way == "forward"], on=key, suffixes=("_b", "_f"))
-        x, y = both[f"{quantity}_b"], both[f"{quantity}_f"]
-        axes.errorbar(
-            x, y, both[f"{quantity}_error_f"].fillna(0.0), both[f"{quantity}_error_b"].fillna(0.0), fmt="o",
-            color=figure.MEASURED, markersize=2.5, linewidth=0.6, alpha=0.8,
-        )  # fmt: skip
-        if min(x.min(), y.min()) > 0:
-            axes.set(xscale="log", yscale="log")
-        axes.axline((float(x.median()), float(x.median())), (float(x.max()), float(x.max())), color=figure.BOUND,
-                    linestyle="--", linewidth=0.9)  # fmt: skip
-        axes.set(xlabel="by Hessian-vector products" if quantity == "trace" else "by backpropagation", title=title)
-    grid[0].set_ylabel("by forward passes")
-    return drawn
+def write(rows: Iterable[Row], path: Path) -> None:
+    """Write rows into a CSV, each as soon as it comes, with numbers to six digits."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = None
+        for row in rows:
+            if writer is None:
+                writer = csv.DictWriter(file, list(row), lineterminator="\n")
+                writer.writeheader()
+            writer.writerow({name: f"{x:.6g}" if isinstance(x, float) else x for name, x in row.items()})
+            file.flush()

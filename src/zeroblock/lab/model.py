@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,9 @@ from ..optimizer import ZeroOrder
 
 Closure = Callable[[], Tensor]
 """The loss of one batch, a scalar; differentiable where the backward way measures it."""
+
+TOGETHER_BYTES = 1 << 29
+"""Bytes of the vectors that one pass multiplies by H; the pass takes a few times as much."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Only:
         pass
 
 
-def _check(closures: Sequence[Closure], probes: int) -> None:
+def _check(closures: Sequence[object], probes: int) -> None:
     if not closures:
         raise ZeroBlockError("measuring a model needs at least one batch")
     if probes < 2:
@@ -117,24 +120,41 @@ def _offsets(model: nn.Module) -> dict[str, int]:
 class Curvature:
     """H of the mean loss, applied to vectors of some parameters.
 
-    The graph of the gradient is built once per batch and kept, so that a product is one pass through it.
-    Memory is that of a few backward passes: meant for small batches.
+    The graph of the gradient is built once per batch and kept, so that a product is one pass through the part of it
+    that leads to these parameters.  Memory is that of a few backward passes: meant for small batches.
+
+    Args:
+        params: by name.
+        gradients: of every batch, in the order of ``params``.
     """
 
-    params: Sequence[Tensor]
+    params: Mapping[str, Tensor]
     gradients: Sequence[Sequence[Tensor]]
 
     @classmethod
-    def of(cls, params: Sequence[Tensor], closures: Sequence[Closure]) -> Curvature:
-        """Differentiate every batch's loss with respect to ``params``."""
+    def of(cls, model: nn.Module, closures: Sequence[Closure]) -> Curvature:
+        """Differentiate every batch's loss with respect to all trainable parameters."""
+        _check(closures, 2)
+        params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         gradients = []
         with torch.enable_grad():
             for closure in closures:
                 loss = closure()
                 if not loss.requires_grad:
                     raise ZeroBlockError("the loss carries no gradient; measure forward only (--forward)")
-                gradients.append(torch.autograd.grad(loss, params, create_graph=True))
+                gradients.append(torch.autograd.grad(loss, list(params.values()), create_graph=True))
         return cls(params, gradients)
+
+    def part(self, names: Sequence[str]) -> Curvature:
+        """The diagonal block of H that belongs to some of the parameters."""
+        places = {name: i for i, name in enumerate(self.params)}
+        chosen = [places[name] for name in names]
+        return Curvature({n: self.params[n] for n in names}, [[g[i] for i in chosen] for g in self.gradients])
+
+    @property
+    def size(self) -> int:
+        """Number of weights."""
+        return sum(p.numel() for p in self.params.values())
 
     def norms(self) -> tuple[float, Tensor]:
         """‖∇L‖² of the mean loss, and of each batch's, (batches,)."""
@@ -157,11 +177,23 @@ class Curvature:
 
     def __matmul__(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """H v, tensor by tensor."""
-        total = [torch.zeros_like(p) for p in self.params]
+        return self._times(vectors, batched=False)
+
+    def together(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """H times several vectors in one pass, (n, *shape) per parameter: a small model's passes are all launches."""
+        try:
+            return self._times(vectors, batched=True)
+        except RuntimeError:  # memory for all does not suffice, or the model does something that vmap cannot batch
+            each = [self @ [v[k] for v in vectors] for k in range(len(vectors[0]))]
+            return [torch.stack(found) for found in zip(*each, strict=True)]
+
+    def _times(self, vectors: Sequence[Tensor], batched: bool) -> list[Tensor]:
+        total = [torch.zeros_like(v) for v in vectors]
         for gradient in self.gradients:
             products = torch.autograd.grad(
-                gradient, self.params, grad_outputs=list(vectors), retain_graph=True, allow_unused=True
-            )
+                gradient, list(self.params.values()), grad_outputs=list(vectors), retain_graph=True,
+                allow_unused=True, is_grads_batched=batched,
+            )  # fmt: skip
             for t, product in zip(total, products, strict=True):
                 if product is not None:  # a loss that is linear in a parameter has no curvature there
                     t.add_(product.detach(), alpha=1 / len(self.gradients))
@@ -172,9 +204,16 @@ def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     return sum(float(torch.dot(x.reshape(-1), y.reshape(-1))) for x, y in zip(a, b, strict=True))
 
 
-def hutchinson(curvature: Curvature, draws: Sequence[Sequence[Tensor]]) -> Estimate:
-    """Tr(H) from zᵀHz over random signs z."""
-    return Estimate.of(torch.tensor([_dot(z, curvature @ z) for z in draws], dtype=torch.float64))
+def hutchinson(curvature: Curvature, draw: Callable[[int], Sequence[Tensor]], probes: int) -> Estimate:
+    """Tr(H) from zᵀHz over random signs z = draw(0), draw(1), …, as many in one pass as memory allows."""
+    width = max(1, TOGETHER_BYTES // (4 * max(1, curvature.size)))
+    found = []
+    for first in range(0, probes, width):
+        some = [draw(k) for k in range(first, min(first + width, probes))]
+        stacked = [torch.stack(each) for each in zip(*some, strict=True)]
+        pairs = zip(stacked, curvature.together(stacked), strict=True)
+        found.append(torch.stack([(z * hz).flatten(1).sum(1) for z, hz in pairs]).sum(0))
+    return Estimate.of(torch.cat(found).cpu())
 
 
 def lanczos(curvature: Curvature, start: Sequence[Tensor], iterations: int) -> Estimate:
@@ -204,68 +243,54 @@ def lanczos(curvature: Curvature, start: Sequence[Tensor], iterations: int) -> E
     return Estimate(float(values[-1]), abs(off[-1] * float(vectors[-1, -1])))
 
 
-def _draw(
-    params: Sequence[tuple[str, Tensor]], offsets: dict[str, int], key: Key, distribution: Distribution
-) -> list[Tensor]:
+def _drawn(curvature: Curvature, offsets: dict[str, int], key: Key, distribution: Distribution) -> list[Tensor]:
     return [
         normal(Draw(key, offsets[name], distribution), tuple(p.shape), device=p.device, dtype=p.dtype)
-        for name, p in params
+        for name, p in curvature.params.items()
     ]
 
 
 def backward(
     model: nn.Module,
-    closures: Sequence[Closure],
+    curvature: Curvature,
     partition: Partition = layers,
     *,
     probes: int = 8,
     iterations: int = 8,
     seed: int = 0,
-    tick: Callable[[], None] = lambda: None,
-) -> list[Measure]:
-    """Measure every block by Hessian-vector products.
+) -> Iterator[Measure]:
+    """Measure one block after another by Hessian-vector products.
 
     Args:
         model: in evaluation mode; attention must be one that differentiates twice (``eager`` in transformers).
-        closures: one per batch.
+        curvature: of the model.
         partition: into blocks.
         probes: random signs z for the trace.
         iterations: of Lanczos.
         seed: of z.
-        tick: called after each block.
     """
-    _check(closures, probes)
-    named, offsets = dict(model.named_parameters()), _offsets(model)
-    measures = []
-    for block in partition(model):
-        params = [(name, named[name]) for name in block.params]
-        curvature = Curvature.of([p for _, p in params], closures)
-        norm, each = curvature.norms()
-        draws = [_draw(params, offsets, Key(seed, 0, k), Distribution.RADEMACHER) for k in range(probes)]
-        start = curvature.start(_draw(params, offsets, Key(seed, 1), Distribution.NORMAL))
-        variance = Estimate.of(each)
-        measures.append(
-            Measure(
-                block.name, _size(params), hutchinson(curvature, draws), lanczos(curvature, start, iterations),
-                Estimate(norm, 0.0), variance,
-            )
-        )  # fmt: skip
-        del curvature
-        tick()
-    return measures
-
-
-def _size(params: Sequence[tuple[str, Tensor]]) -> int:
-    return sum(p.numel() for _, p in params)
-
-
-def top(model: nn.Module, closures: Sequence[Closure], *, iterations: int = 8, seed: int = 0) -> Estimate:
-    """λmax(H) of the whole model, by Lanczos: the denominator of every ρ_B."""
-    _check(closures, 2)
+    _check(curvature.gradients, probes)
     offsets = _offsets(model)
-    params = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    curvature = Curvature.of([p for _, p in params], closures)
-    start = curvature.start(_draw(params, offsets, Key(seed, 1), Distribution.NORMAL))
+    for block in partition(model):
+        part = curvature.part(block.params)
+        norm, each = part.norms()
+
+        def signs(k: int, part: Curvature = part) -> list[Tensor]:
+            return _drawn(part, offsets, Key(seed, 0, k), Distribution.RADEMACHER)
+
+        yield Measure(
+            block.name, part.size, hutchinson(part, signs, probes), _top(part, offsets, iterations, seed),
+            Estimate(norm, 0.0), Estimate.of(each),
+        )  # fmt: skip
+
+
+def top(model: nn.Module, curvature: Curvature, *, iterations: int = 8, seed: int = 0) -> Estimate:
+    """λmax(H) of the whole model, by Lanczos: the denominator of every ρ_B."""
+    return _top(curvature, _offsets(model), iterations, seed)
+
+
+def _top(curvature: Curvature, offsets: dict[str, int], iterations: int, seed: int) -> Estimate:
+    start = curvature.start(_drawn(curvature, offsets, Key(seed, 1), Distribution.NORMAL))
     return lanczos(curvature, start, iterations)
 
 
@@ -278,9 +303,8 @@ def forward(
     sketch: int = 0,
     eps: float = 1e-3,
     seed: int = 0,
-    tick: Callable[[], None] = lambda: None,
-) -> list[Measure]:
-    """Measure every block by losses alone, through ``ZeroOrder``: 2·probes evaluations per batch and block.
+) -> Iterator[Measure]:
+    """Measure one block after another by losses alone, through ``ZeroOrder``: 2·probes evaluations per batch and block.
 
     Args:
         model: any.
@@ -290,12 +314,10 @@ def forward(
         sketch: vectors m of the bracket of λmax, 2m(m-1) evaluations more; none leaves it unknown (NaN).
         eps: of the differences.
         seed: of z.
-        tick: called after each block.
     """
     _check(closures, probes)
     with torch.no_grad():
         still = torch.tensor([float(closure()) for closure in closures], dtype=torch.float64)
-    measures = []
     blocks = partition(model)
     for index, block in enumerate(blocks):
         coeffs, sides = [], []
@@ -311,13 +333,7 @@ def forward(
         if sketch:
             bracket = _bracket(_standing(model, blocks, index, sketch, eps, seed + 1), closures, sketch, eps)
         size = sum(p.numel() for _, p, _ in _standing(model, blocks, index, 1, eps, seed).members)
-        measures.append(
-            Measure(
-                block.name, size, Estimate.of(curved), bracket, Estimate.square(c.mean(0)), Estimate.square(c),
-            )
-        )  # fmt: skip
-        tick()
-    return measures
+        yield Measure(block.name, size, Estimate.of(curved), bracket, Estimate.square(c.mean(0)), Estimate.square(c))
 
 
 def _standing(model: nn.Module, blocks: Sequence[Block], index: int, probes: int, eps: float, seed: int) -> ZeroOrder:
