@@ -21,6 +21,7 @@ from .layer import (
     elements,
     quantised,
     quantised_layers,
+    stored_as,
     stored_bytes,
 )
 from .store import check, expand_, quantise_, recorded, store_, values
@@ -42,6 +43,7 @@ __all__ = [
     "quantised_layers",
     "recorded",
     "store_",
+    "stored_as",
     "stored_bytes",
     "values",
 ]

@@ -162,6 +162,18 @@ def elements(param: Tensor) -> int:
     return param.numel() * (param.per_byte if isinstance(param, Codes) else 1)
 
 
+def stored_as(model: nn.Module) -> str:
+    """How most of a model's weights are stored: ``int8``, ``int4``, or the name of its dtype.
+
+    >>> stored_as(nn.Linear(2, 2))
+    'float32'
+    """
+    layer = next(iter(quantised_layers(model).values()), None)
+    if layer is None:
+        return str(next(model.parameters()).dtype).removeprefix("torch.")
+    return next(name for name, kind in KINDS.items() if kind is layer.kind)
+
+
 def stored_bytes(model: nn.Module, itemsize: int) -> int:
     """Bytes of a model's weights: integers as they are stored, every other weight with ``itemsize`` bytes.
 
