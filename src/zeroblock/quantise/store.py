@@ -36,7 +36,8 @@ def quantise_(
         kind: "int8" or "int4".
         moves: "integers" leaves everything trainable that was; "scales" freezes all but the scales.
         group: integers that share a scale.
-        given: the integers of some linear layers; those of the others are the nearest ones.
+        given: the integers of some linear layers, and then only those layers are stored so; by default all are, as the
+            nearest integers.
         device: where the integers are put, and made, one matrix after another; other weights stay where they are.
 
     Returns:
@@ -51,7 +52,7 @@ def quantise_(
     stored = 0
     for parent, name, linear in list(_matrices(model, KINDS[kind].per_byte)):
         moved = id(linear.weight) in trainable
-        if adapted and moved:
+        if (adapted and moved) or (given is not None and linear not in given):
             continue
         replacement = QuantisedLinear(linear, KINDS[kind], group, (given or {}).get(linear), device)
         replacement.weight.requires_grad_(moved and moves == "integers")
