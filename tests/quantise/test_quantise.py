@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
 import zeroblock as zb
 from zeroblock.basis import Elementwise, Grid, Site
 from zeroblock.bench.memory import table
+from zeroblock.cli import app
 from zeroblock.noise import Key
 from zeroblock.quantise import (
     KINDS,
@@ -207,3 +209,9 @@ def test_memory_is_counted_as_it_is_stored(kind: str) -> None:
     assert need.total_bytes == held + 2 * 10 * 8, "a copy is of numbers, and the largest tensor is the head"
     dense = next(one for one in table(plain, 2) if one.method == "mezo_bcd")
     assert dense.weights_bytes == 2 * sum(param.numel() for param in plain.parameters())
+
+
+def test_the_published_procedure_is_not_timed_on_integers() -> None:
+    given = ["bench", "run", "--task", "sst2", "--model", "opt-125m", "--weights", "int4"]
+    result = CliRunner().invoke(app, given)
+    assert "add --no-reference" in str(result.exception)
