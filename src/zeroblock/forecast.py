@@ -28,6 +28,7 @@ from .bench.host import machine
 from .bench.memory import Need, table
 from .bench.step import Gauge, resident
 from .errors import ZeroBlockError
+from .quantise import elements, stored_bytes
 from .task import get as get_task
 from .train.batch import Batches
 from .train.config import BACKPROPAGATION, Config
@@ -181,7 +182,7 @@ def forecast(config: Config, seconds: float = 10.0, tell: Callable[[str], None] 
     )
     free = free_memory(device)
     itemsize = models.DTYPES[config.dtype].itemsize
-    needed = sum(param.numel() for param in skeleton.parameters()) * itemsize
+    needed = stored_bytes(skeleton, itemsize)
     workload, reason, idle = None, "", resident()
     if free is not None and needed > HEADROOM * free:
         reason = f"the weights alone take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
@@ -199,7 +200,8 @@ def forecast(config: Config, seconds: float = 10.0, tell: Callable[[str], None] 
     memory = tuple(_memory(skeleton, load))
     chosen = next((one for one in memory if one.method == config.method), memory[0])
     half = itemsize / models.DTYPES[DTYPES[device.type]].itemsize  # the table's dtype may not be the run's
-    expected = int((chosen.cpu if device.type == "cpu" else chosen.gpu) * half)
+    fixed = stored_bytes(skeleton, 0)  # integers
+    expected = fixed + int(((chosen.cpu if device.type == "cpu" else chosen.gpu) - fixed) * half)
     timing = None
     if workload is not None:
         tell("measuring")
@@ -207,7 +209,7 @@ def forecast(config: Config, seconds: float = 10.0, tell: Callable[[str], None] 
             timing = _measure(workload, batches, seconds, idle)
     return Forecast(
         config=config,
-        weights=sum(param.numel() for param in skeleton.parameters()),
+        weights=sum(map(elements, skeleton.parameters())),
         machine=machine(device.type),
         free_bytes=free,
         expected_bytes=max(expected, (timing.peak_bytes or 0) if timing else 0),
@@ -272,7 +274,8 @@ def _memory(skeleton: Any, load: Load) -> list[Memory]:
 
     def peak(need: Need) -> int:
         # the engine holds both perturbed copies of a tensor, where the paper's table counts one direction
-        return (need.weights + 2 * need.held) * need.bytes_each + need.kept_here + activations(need.bytes_each)
+        copies = 2 * need.held * need.bytes_each
+        return need.weights_bytes + copies + need.kept_here + activations(need.bytes_each)
 
     tables = [table(skeleton, sizes[device]) for device in ("cpu", "cuda")]
     found = [Memory(cpu.method, peak(cpu), peak(gpu)) for cpu, gpu in zip(*tables, strict=True)]

@@ -21,7 +21,7 @@ from .adapter import Adapter
 from .errors import ZeroBlockError, ZeroBlockWarning, unknown
 from .fetch import COMMAND, add_fetched
 from .gguf_header import begins_texts
-from .quantise import quantised_layers, store_, values
+from .quantise import Given, checkpoint, quantised_layers, store_, values
 
 OPT: dict[str, dict[str, Any]] = {
     "opt-125m": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072},
@@ -149,6 +149,8 @@ def load(
     target = find_device(device)
     kind = precision(dtype, target)
     model: nn.Module
+    given: dict[nn.Module, Given] | None = None
+    quantised = not random_weights and is_stored_quantised(name, trust_remote_code=trust_remote_code)
     if random_weights:
         shape = config(name, trust_remote_code=trust_remote_code)
         with torch.random.fork_rng([target] if target.type == "cuda" else []), target:
@@ -160,8 +162,15 @@ def load(
             f"{name} is a shape without weights: add --random-weights to measure speed, or take the weights from the "
             f"hub with facebook/{name}"
         )
+    elif quantised and weights is not None:
+        shape = config(name, trust_remote_code=trust_remote_code)
+        options |= {"dtype": kind, "trust_remote_code": trust_remote_code}
+        with bars(), _without_advice():
+            source, auto = _source(name)[0], auto_class(shape)
+            model, report, given = checkpoint.load(name, source, shape, auto, weights, **options)
+        _check(name, report)
     else:
-        if is_stored_quantised(name, trust_remote_code=trust_remote_code):
+        if quantised:
             options = {"device_map": {"": target}} | options  # such a model is made on its device and never moved
         model, report = _read(
             _auto_class_of(name, trust_remote_code=trust_remote_code).from_pretrained,
@@ -176,9 +185,10 @@ def load(
         _check(name, report)
         if getattr(model, "_hf_peft_config_loaded", False):
             raise ZeroBlockError(f"{name} is an adapter on the hub: hf download {name} --local-dir DIR, then give DIR")
-    if weights is not None and is_quantised(model):
-        raise ZeroBlockError(f"{name} is quantised already: leave out --weights")
-    return store_(_adapted(model if is_quantised(model) else model.to(target), name, adapter).eval(), weights)
+    if weights is not None and adapter is None:  # matrices reach the device one by one, as integers
+        return store_(model.eval(), weights, given=given, device=target).to(target)
+    model = _adapted(model if is_quantised(model) else model.to(target), name, adapter).eval()
+    return store_(model, weights, given=given)
 
 
 def auto_class(config: Any) -> Any:

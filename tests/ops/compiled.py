@@ -21,6 +21,8 @@ from zeroblock.ops.adam.triton import adam_
 from zeroblock.ops.attention.triton import packed
 from zeroblock.ops.gate import Act
 from zeroblock.ops.gate.triton import gated
+from zeroblock.ops.integer import Integers
+from zeroblock.ops.integer import triton as integer
 from zeroblock.ops.noise.triton import add_noise_, fill_
 from zeroblock.ops.norm import Scaling
 from zeroblock.ops.norm.triton import layer_norm, rms_norm
@@ -134,6 +136,17 @@ def layer(dtype: torch.dtype) -> None:
     project_gated(x, matrix, matrix, Act.SILU)
 
 
+def integers(dtype: torch.dtype) -> None:
+    draw, clock = Draw(KEY, 16), torch.zeros(2, dtype=torch.int64)
+    for bits, codes in ((8, torch.zeros(3, 128, dtype=torch.int8)), (4, torch.zeros(3, 64, dtype=torch.uint8))):
+        stored = Integers(codes, bits, torch.ones(3, 2, dtype=dtype), torch.zeros(3, 2, dtype=torch.int8))
+        integer.expand(stored)
+        timed = draw.to(key=KEY.to(clock=clock))
+        integer.perturb_pair(stored, timed, 1e-3, Rounding.STOCHASTIC)
+        integer.add_noise_(stored, timed, torch.zeros(2), 0.9, Rounding.STOCHASTIC)
+    integer.perturb(stored._replace(zeros=None), draw.at(3), -1e-3, Rounding.NEAREST)
+
+
 if __name__ == "__main__":
     triton.runtime.driver.set_active(Absent())
     JITFunction.__getitem__ = compile_instead  # type: ignore[method-assign]
@@ -143,3 +156,4 @@ if __name__ == "__main__":
         if dtype != torch.float64:
             attend(dtype)
             layer(dtype)
+    integers(torch.bfloat16)

@@ -11,11 +11,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
 import zeroblock as zb
 from zeroblock.basis import Elementwise, Grid, Site
+from zeroblock.bench.memory import table
+from zeroblock.cli import app
 from zeroblock.noise import Key
-from zeroblock.quantise import KINDS, QuantisedLinear, elements, expand_, quantise_, quantised, quantised_layers
+from zeroblock.quantise import (
+    KINDS,
+    QuantisedLinear,
+    elements,
+    expand_,
+    quantise_,
+    quantised,
+    quantised_layers,
+    stored_bytes,
+)
 from zeroblock.record import Record
 from zeroblock.rerun import replay
 
@@ -185,3 +197,21 @@ def test_addresses_of_noise_never_overlap(kind: str) -> None:
     places = sorted((offset, elements(params[name])) for name, offset in optimizer.offsets.items())
     assert all(a + size == b for (a, size), (b, _) in itertools.pairwise(places))
     assert sum(size for _, size in places) > sum(param.numel() for param in Net().parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_is_counted_as_it_is_stored(kind: str) -> None:
+    model, plain = net(kind, dtype=torch.bfloat16), Net()
+    held = sum(param.nbytes for param in model.parameters())
+    assert stored_bytes(model, 2) == held < stored_bytes(plain, 2)
+    need = next(one for one in table(model, 2) if one.method == "mezo_bcd")
+    assert need.weights_bytes == held
+    assert need.total_bytes == held + 2 * 10 * 8, "a copy is of numbers, and the largest tensor is the head"
+    dense = next(one for one in table(plain, 2) if one.method == "mezo_bcd")
+    assert dense.weights_bytes == 2 * sum(param.numel() for param in plain.parameters())
+
+
+def test_the_published_procedure_is_not_timed_on_integers() -> None:
+    given = ["bench", "run", "--task", "sst2", "--model", "opt-125m", "--weights", "int4"]
+    result = CliRunner().invoke(app, given)
+    assert "add --no-reference" in str(result.exception)

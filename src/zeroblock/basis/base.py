@@ -139,6 +139,10 @@ class Basis(abc.ABC):
             self.lift_(copy, self.coords(param, key, span), span, eps, bits, 1.0)
         return copy
 
+    def copied_bytes(self, param: Tensor) -> int:
+        """Bytes of such a copy."""
+        return param.nbytes
+
     def mirrored(self, param: Tensor, key: Key, eps: float) -> tuple[Tensor, Tensor]:
         """The copies at eps and at -eps."""
         return self.perturbed(param, key, eps), self.perturbed(param, key, -eps)

@@ -10,19 +10,17 @@ from torch import Tensor
 from .. import ops
 from ..errors import ZeroBlockError
 from ..noise import Key, SmallMask
-from ..quantise import Codes, QuantisedLinear, expanded
+from ..ops import integer
+from ..quantise import Codes, QuantisedLinear
 from .base import Alphas, Basis
 from .elementwise import Elementwise
 from .scaled import Scaled
 from .wrapped import Wrapped
 
-MIDDLE = 1536.0
-"""Between 1,024 and 2,048 the numbers of fp16 are the integers, so that rounding to fp16 rounds to the grid."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Grid(Wrapped):
-    """P is the identity, on the values w = s·q of integers q.
+    """P is the identity, on the values w = s·(q - z) of integers q.
 
         q ← round(q + alpha·δ / s)
 
@@ -34,12 +32,14 @@ class Grid(Wrapped):
         kind: of the integers.
         scales: (m, n / group).
         group: integers that share a scale.
+        zeros: (m, n / group) int8 zero points z; None where all are 0.
     """
 
     inner: Elementwise
     kind: type[Codes]
     scales: Tensor
     group: int
+    zeros: Tensor | None = None
 
     capturable = carries = pairs = True
 
@@ -53,34 +53,32 @@ class Grid(Wrapped):
                 "integers move one by one, in the subspaces Full and Bernoulli; for low-rank or sparse steps of a "
                 "quantised model train an adapter (--lora) or its scales (--weights int8:scales)"
             )
-        return cls(basis, layer.kind, layer.scales, layer.group)
+        return cls(basis, layer.kind, layer.scales, layer.group, layer.zeros)
+
+    def stored(self, param: Tensor) -> integer.Integers:
+        """The tensors that the integers lie in."""
+        return integer.Integers(param.detach(), self.kind.bits, self.scales, self.zeros)
+
+    def copied_bytes(self, param: Tensor) -> int:
+        return self.size * self.scales.itemsize
 
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
-        return self.inner.perturbed(expanded(param, self.kind, self.scales), key, eps)
+        return integer.perturb(self.stored(param), self.inner.elementwise(key), eps, rounding=self.rounding)
 
     def mirrored(self, param: Tensor, key: Key, eps: float) -> tuple[Tensor, Tensor]:
-        return self.inner.mirrored(expanded(param, self.kind, self.scales), key, eps)
+        return integer.perturb_pair(self.stored(param), self.inner.elementwise(key), eps, rounding=self.rounding)
 
     def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
         z = torch.zeros(span.stop - span.start, dtype=torch.float32, device=param.device)
         return ops.add_noise_(z, self.inner.elementwise(key).at(span.start), 1.0)
 
     def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float) -> None:
-        for span in self.spans():
-            g = torch.zeros(span.stop - span.start, dtype=torch.float32, device=param.device)
-            ops.add_noise_(g, self.inner.elementwise(key).at(span.start), alphas)
-            self.lift_(param, g, span, 1.0, key, decay)
+        draw = self.inner.elementwise(key)
+        integer.add_noise_(self.stored(param), draw, alphas, decay=decay, rounding=self.rounding)
 
     def lift_(self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float) -> None:
-        flat = param.detach().view(-1)[span.start // self.kind.per_byte : span.stop // self.kind.per_byte]
-        integers = self.kind.unpacked(flat)
-        groups = torch.arange(span.start, span.stop, device=param.device) // self.group
-        change = delta * alpha / self.scales.detach().view(-1)[groups]
-        if decay != 1.0:
-            change += (decay - 1) * integers
-        moved = (integers + MIDDLE).half()
-        ops.add_(moved, change, 1.0, self.inner.elementwise(key).at(span.start), rounding=self.rounding)
-        flat.copy_(self.kind.packed((moved - MIDDLE).clamp_(-self.kind.limit, self.kind.limit)))
+        draw = self.inner.elementwise(key)
+        integer.add_(self.stored(param), delta * alpha, span.start, draw, decay, self.rounding)
 
     def transport(self, state: Tensor, old: Basis) -> Tensor:
         return state
@@ -89,4 +87,5 @@ class Grid(Wrapped):
         return dataclasses.replace(self, inner=self.inner.clocked(clock))
 
     def memory(self) -> tuple[object, ...]:
-        return (self.scales.data_ptr(), *self.inner.memory())
+        zeros = None if self.zeros is None else self.zeros.data_ptr()
+        return (self.scales.data_ptr(), zeros, *self.inner.memory())

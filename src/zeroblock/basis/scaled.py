@@ -66,6 +66,9 @@ class Scaled(Wrapped):
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
         return self.inner.perturbed(param, key, self.scale * eps)
 
+    def copied_bytes(self, param: Tensor) -> int:
+        return self.inner.copied_bytes(param)
+
     def mirrored(self, param: Tensor, key: Key, eps: float) -> tuple[Tensor, Tensor]:
         return self.inner.mirrored(param, key, self.scale * eps)
 

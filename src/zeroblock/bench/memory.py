@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..block import layers
+from ..quantise import elements, stored_bytes
 from .row import BenchRow
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Need:
         kept: factors and moments that stay from step to step.
         bytes_each: bytes per weight.
         own_bytes: what zeroblock keeps from step to step, in bytes; None if it is the same.
+        stored_bytes: bytes of the model's weights, where some are stored as integers; None where none are.
     """
 
     method: str
@@ -56,6 +58,12 @@ class Need:
     kept: int
     bytes_each: int
     own_bytes: int | None = None
+    stored_bytes: int | None = None
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the model's weights as they are stored."""
+        return self.weights * self.bytes_each if self.stored_bytes is None else self.stored_bytes
 
     @property
     def kept_here(self) -> int:
@@ -69,8 +77,8 @@ class Need:
 
     @property
     def total_bytes(self) -> int:
-        """The sum in bytes, in the dtype of the weights."""
-        return self.total * self.bytes_each
+        """The sum in bytes, all but integers in the dtype of the weights."""
+        return self.weights_bytes + (self.held + self.kept) * self.bytes_each
 
     @property
     def over_weights(self) -> float:
@@ -108,8 +116,9 @@ def table(model: nn.Module, bytes_each: int, rank: int = 2) -> list[Need]:
         rank: LOZO's r.
     """
     params = {name: param for name, param in model.named_parameters() if param.requires_grad}
-    sizes = {name: param.numel() for name, param in params.items()}
-    weights, largest = sum(p.numel() for p in model.parameters()), max(sizes.values())
+    sizes = {name: elements(param) for name, param in params.items()}
+    weights, largest = sum(map(elements, model.parameters())), max(sizes.values())
+    stored = stored_bytes(model, bytes_each)
     matrices = [(p.shape[0], p[0].numel()) for p in params.values() if p.dim() >= 2]
     blocks = [block.params for block in layers(model)]
     # every block has its turn, so some step holds the largest tensor of all
@@ -121,7 +130,7 @@ def table(model: nn.Module, bytes_each: int, rank: int = 2) -> list[Need]:
     rows, columns = sum(m * r for m, _, r in framed), sum(n * r for _, n, r in framed)
 
     def need(method: str, held: int, kept: int = 0, own: int | None = None) -> Need:
-        return Need(method, weights, held, kept, bytes_each, own)
+        return Need(method, weights, held, kept, bytes_each, own, stored if stored < weights * bytes_each else None)
 
     return [
         need("mezo", largest),

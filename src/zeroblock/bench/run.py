@@ -15,6 +15,7 @@ from torch import nn
 
 from ..journal.header import Header
 from ..journal.writer import Journal
+from ..quantise import stored_as
 from ..train.batch import Batches
 from . import host, variant
 from .batch import Batch, Pool
@@ -40,7 +41,7 @@ class RunRow:
         task: the task that the examples are from.
         method: a method of the library, forked.
         device: ``cpu`` or ``cuda``.
-        dtype: of the weights.
+        dtype: of the weights, or the integers that they are stored as.
         batch_size: examples per step.
         steps: of the run.
         set_up_s: seconds for the engine's trial of the model, before the first step.
@@ -155,7 +156,7 @@ def measure(
         task=names[1],
         method=method,
         device=first.device.type,
-        dtype=str(first.dtype).removeprefix("torch."),
+        dtype=stored_as(model),
         batch_size=batch_size,
         steps=steps,
         set_up_s=round(set_up, 3),

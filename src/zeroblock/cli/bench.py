@@ -129,6 +129,9 @@ def run(
     tokenizer: Tokenizer = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    weights: Annotated[
+        str | None, typer.Option(help="Store the layers' matrices as int8 or int4; then --no-reference is needed.")
+    ] = None,
     graphs: Graphs = "auto",
     reference: Annotated[bool, typer.Option(help="Time MeZO's own procedure beside it.")] = True,
     json: Json = False,
@@ -145,6 +148,8 @@ def run(
     from ..bench import run as runs
     from ..bench.step import resident
 
+    if weights is not None and reference:
+        raise ZeroBlockError("MeZO's own procedure moves weights in place, which integers cannot: add --no-reference")
     where = models.place(device)
     if csv is not None:
         rows_of.append(csv, [], runs.RunRow)
@@ -152,7 +157,7 @@ def run(
     config: Any = models.skeleton(model).config
     idle = resident()
     _say(f"{model} on {where}")
-    loaded = _model(model, where, dtype)
+    loaded = _model(model, where, dtype, weights)
     rows: list[runs.RunRow] = []
     for name, pool in pools.items():
         _check(pool, config, name)
@@ -323,12 +328,12 @@ def _check(pool: Pool, config: Any, task: str) -> None:
         )
 
 
-def _model(name: str, device: torch.device, dtype: str) -> Any:
+def _model(name: str, device: torch.device, dtype: str, weights: str | None = None) -> Any:
     from .. import model as models
 
     # the published procedures use fp16 where the library would choose bf16
     kind = "fp16" if dtype == "auto" and device.type == "cuda" else dtype
-    return models.load(name, kind, device, random_weights=name in models.OPT)
+    return models.load(name, kind, device, random_weights=name in models.OPT, weights=weights)
 
 
 def _say(text: str) -> None:

@@ -118,7 +118,7 @@ def _methods(found: Forecast) -> Any:
 
     from ..report.html import size
 
-    stored = ", as if the weights were not stored as integers" if found.config.weights else ""
+    stored = f" with matrices in {found.config.weights.partition(':')[0]}" if found.config.weights else ""
     title = f" expected peak memory{stored}"
     sheet = Table(title=title, title_justify="left", title_style="dim", box=None, padding=(0, 2))
     for name, width in (("  method", 15), ("CPU, fp32", 9), ("GPU, 16 bit", 11), ("it holds", 0)):

@@ -111,7 +111,8 @@ def scratch(anatomy: Anatomy, blocks: Iterable[Sequence[Member]], points: Sequen
         paired = all(member.basis.pairs for member in block if member.basis.factor_shape is None)
         copies = 2 if paired and Fork(anatomy, points, tokens, len(stages)).mirrored else 1
         for _, members in stages:
-            most = max(most, copies * sum(m.param.nbytes for m in members if m.basis.factor_shape is None))
+            sizes = (m.basis.copied_bytes(m.param) for m in members if m.basis.factor_shape is None)
+            most = max(most, copies * sum(sizes))
     return most
 
 

@@ -1,0 +1,187 @@
+"""Checkpoints that others have quantised: GPTQ, AWQ, and bitsandbytes with 8 bits.
+
+Their integers are taken as they are, out of safetensors files and without the libraries that wrote these:
+
+    w = s·(q - z)        s and z one number each per group of a row
+
+Everything else is loaded by transformers, as from a checkpoint that was never quantised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ZeroBlockError
+from ..ops.integer import Integers, expand, packed
+from .layer import Given
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight columns lies in each place of a word, from its lowest bits on."""
+
+Tensors = dict[str, Tensor]
+
+
+def load(
+    name: str, source: str, config: Any, auto: Any, how: str, *, trust_remote_code: bool = False, **options: Any
+) -> tuple[nn.Module, dict[str, Any], dict[nn.Module, Given]]:
+    """Load a model whose checkpoint is quantised.
+
+    Args:
+        name: of the model, for messages.
+        source: its folder, or its id on the hub.
+        config: of transformers, with a ``quantization_config``.
+        auto: the class of transformers that finds the model's own.
+        how: the integers that are wanted, see :func:`store_`.
+        trust_remote_code: run the code that comes with the model.
+        options: passed on to transformers, ``dtype`` among them.
+
+    Returns:
+        The model with the numbers that the integers stand for, the report of transformers, and the integers by layer.
+    """
+    settings = config.quantization_config
+    settings = dict(settings if isinstance(settings, Mapping) else settings.to_dict())
+    method = str(settings.get("quant_method", "")).rpartition(".")[2].lower()
+    bits, unpack = _layout(name, method, settings)
+    wanted = how.partition(":")[0]
+    if wanted != f"int{bits}":
+        raise ZeroBlockError(f"{name} holds integers of {bits} bits, not {wanted}: give --weights int{bits}")
+    state, given = _parted(name, _read(_folder(source)), bits, unpack, options["dtype"])
+    config = type(config).from_dict({k: v for k, v in config.to_dict().items() if k != "quantization_config"})
+    with torch.device("meta"):
+        kind: Any = type(auto.from_config(config, trust_remote_code=trust_remote_code))
+    model, report = kind.from_pretrained(None, config=config, state_dict=state, output_loading_info=True, **options)
+    return model, report, {_linear(name, model, path): one for path, one in given.items()}
+
+
+def _layout(name: str, method: str, settings: Mapping[str, Any]) -> tuple[int, Callable[[Tensors], Given]]:
+    """Bits of the integers, and how one layer's are unpacked; refuses what are no integers in groups of a row."""
+    bits = int(settings.get("bits") or settings.get("w_bit") or 8)
+    if method == "gptq":
+        first = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1  # else zero points are stored less one
+        reason = "" if bits in (4, 8) else f"they have {bits} bits"
+        return _admitted(name, method, reason, bits, lambda layer: gptq(layer, bits, first))
+    if method == "awq":
+        version = str(settings.get("version", "gemm")).rpartition(".")[2].lower()
+        reason = "" if (bits, version) == (4, "gemm") else f"they have {bits} bits in the layout {version}"
+        return _admitted(name, method, reason, bits, awq)
+    if method == "bitsandbytes":
+        reason = "" if settings.get("load_in_8bit") else "their 4 bits are places in a table, and no integers"
+        return _admitted(name, method, reason, 8, rows)
+    return _admitted(name, method, "their layout is not known", 8, rows)
+
+
+def _admitted(
+    name: str, method: str, reason: str, bits: int, unpack: Callable[[Tensors], Given]
+) -> tuple[int, Callable[[Tensors], Given]]:
+    if reason:
+        raise ZeroBlockError(
+            f"{name} was quantised by {method or 'an unknown method'}, whose weights --weights cannot take ({reason}): "
+            "leave out --weights, install its library, and add --lora r=8,targets=q,v"
+        )
+    return bits, unpack
+
+
+def gptq(layer: Tensors, bits: int, first: int) -> Given:
+    """The integers of a layer of GPTQ, packed along its inputs.
+
+    Args:
+        layer: ``qweight`` (n·bits/32, m) and ``qzeros`` (groups, m·bits/32) int32, ``scales`` (groups, m), and maybe
+            ``g_idx`` (n,), the group of every input.
+        bits: 4 or 8.
+        first: what to add to zero points.
+    """
+    q = _fields(layer["qweight"].T.contiguous(), bits)
+    z = (_fields(layer["qzeros"], bits) + first) % (1 << bits)
+    groups = z.shape[0]
+    index = layer.get("g_idx")
+    if index is not None and not torch.equal(index.long(), torch.arange(q.shape[1]) // (q.shape[1] // groups)):
+        raise ValueError("its columns were reordered by their activations (desc_act), so its groups are not of a row")
+    middle = 1 << bits - 1
+    return Given((q - middle).to(torch.int8), layer["scales"].T, (z.T - middle).to(torch.int8))
+
+
+def awq(layer: Tensors) -> Given:
+    """The integers of a layer of AWQ, of 4 bits, packed along its outputs in an order of its own.
+
+    Args:
+        layer: ``qweight`` (n, m/8) and ``qzeros`` (groups, m/8) int32, ``scales`` (groups, m).
+    """
+
+    def ordered(words: Tensor) -> Tensor:
+        places = _fields(words, 4).unflatten(1, (-1, 8))
+        return torch.empty_like(places).index_copy_(2, torch.tensor(AWQ_ORDER), places).flatten(1)
+
+    q, z = ordered(layer["qweight"]), ordered(layer["qzeros"])
+    return Given((q.T - 8).to(torch.int8), layer["scales"].T, (z.T - 8).to(torch.int8))
+
+
+def rows(layer: Tensors) -> Given:
+    """The integers of a layer of bitsandbytes, of 8 bits: ``weight`` (m, n) int8 and ``SCB`` (m,), 127 scales each."""
+    if int(layer.get("weight_format", torch.tensor(0))) != 0:
+        raise ValueError("its weights are tiled for one kind of GPU")
+    return Given(layer["weight"], (layer["SCB"].float() / 127)[:, None])
+
+
+def _fields(words: Tensor, bits: int) -> Tensor:
+    """(r, c) words of 32 bits → (r, c·32/bits) the integers in them, from the lowest bits on, in int16."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    return ((words[..., None] >> shifts) & (1 << bits) - 1).flatten(1).to(torch.int16)
+
+
+def _parted(
+    name: str, tensors: Tensors, bits: int, unpack: Callable[[Tensors], Given], dtype: torch.dtype
+) -> tuple[Tensors, dict[str, Given]]:
+    """The state of a model that was never quantised, and the integers by the paths of their layers."""
+    paths = {key.rpartition(".")[0] for key in tensors if key.endswith((".qweight", ".SCB"))}
+    given: dict[str, Given] = {}
+    for path in sorted(paths):
+        fields = ("qweight", "qzeros", "scales", "g_idx", "weight", "SCB", "weight_format")
+        layer = {field: tensors.pop(f"{path}.{field}") for field in fields if f"{path}.{field}" in tensors}
+        try:
+            one = unpack(layer)
+            m, n = one.integers.shape
+            if one.scales.shape[0] != m or n % one.scales.shape[1]:
+                raise ValueError(f"its scales are {tuple(one.scales.shape)} for a matrix of {(m, n)}")
+            one = one._replace(scales=one.scales.to(dtype).contiguous())
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
+            raise ZeroBlockError(f"{name}: the integers of {path} cannot be taken: {reason}") from error
+        tensors[f"{path}.weight"] = expand(Integers(packed(one.integers, bits), bits, one.scales, one.zeros))
+        given[path] = one
+    if not given:
+        raise ZeroBlockError(f"{name}: no integers are in its safetensors files: leave out --weights")
+    return tensors, given
+
+
+def _linear(name: str, model: nn.Module, path: str) -> nn.Module:
+    try:
+        return model.get_submodule(path)
+    except AttributeError as error:
+        raise ZeroBlockError(
+            f"{name}: {type(model).__name__} has no layer {path!r}, which the checkpoint has"
+        ) from error
+
+
+def _folder(source: str) -> Path:
+    if Path(source).is_dir():
+        return Path(source)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
+
+
+def _read(folder: Path) -> Tensors:
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ZeroBlockError(f"no *.safetensors in {str(folder)!r}: weights are never read from a pickle")
+    tensors: Tensors = {}
+    for file in files:
+        tensors |= load_file(file)
+    return tensors

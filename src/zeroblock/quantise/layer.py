@@ -1,0 +1,184 @@
+"""A linear layer whose matrix is stored as integers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..ops.integer import Integers, expand, packed, unpacked
+
+GROUP = 64
+"""Integers that share a scale, in a row whose length this divides; else one scale serves a row."""
+
+BYTES = torch.float8_e4m3fn
+"""The dtype in which integers lie: of one byte, and one that torch allows to be trainable."""
+
+
+class Codes(nn.Parameter):
+    """The integers of a matrix (m, n), as bytes; which numbers they are, their class says."""
+
+    bits: int
+    limit: int
+    """The largest integer; the smallest is its negative, or one less where there are zero points."""
+    per_byte = 1
+
+    @classmethod
+    def packed(cls, integers: Tensor) -> Tensor:
+        """(…, n) integers → (…, n / per_byte) bytes."""
+        return packed(integers, cls.bits).view(BYTES)
+
+    @classmethod
+    def unpacked(cls, codes: Tensor) -> Tensor:
+        """(…, n / per_byte) bytes → (…, n) int8."""
+        return unpacked(codes, cls.bits)
+
+
+class Int8(Codes):
+    """One integer per byte."""
+
+    bits, limit = 8, 127
+
+
+class Int4(Codes):
+    """Two integers per byte, each 8 more than it stands for; the first one in the lower half."""
+
+    bits, limit, per_byte = 4, 7, 2
+
+
+KINDS: dict[str, type[Codes]] = {"int8": Int8, "int4": Int4}
+"""By their names on the command line."""
+
+
+class Given(NamedTuple):
+    """The integers of a matrix (m, n) as somebody else chose them: w = s·(q - z).
+
+    Args:
+        integers: (m, n) int8.
+        scales: (m, groups) s.
+        zeros: (m, groups) int8 z; None where all are 0.
+    """
+
+    integers: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+
+
+class QuantisedLinear(nn.Linear):
+    """A linear layer whose matrix is stored as integers and scales.
+
+    Its ``weight`` may be shown as a matrix of floating-point numbers for a while, as a perturbed copy is; then the
+    product takes that matrix.
+
+    Args:
+        linear: the layer; its matrix is (m, n).
+        kind: of the integers.
+        group: integers that share a scale.
+        given: the integers, if they are known; the nearest ones by default.
+        device: where the integers lie; where the matrix does by default.
+    """
+
+    weight: Codes  # type: ignore[assignment]
+    zeros: Tensor | None
+
+    def __init__(
+        self,
+        linear: nn.Linear,
+        kind: type[Codes],
+        group: int = GROUP,
+        given: Given | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+        matrix = linear.weight.detach().to(device)
+        if given is None:
+            group = group if matrix.shape[1] % group == 0 else matrix.shape[1]
+            given = Given(*quantised(matrix, kind, group))
+        self.kind, self.group = kind, matrix.shape[1] // given.scales.shape[1]
+        self.weight = kind(kind.packed(given.integers.to(matrix.device)), requires_grad=False)
+        self.scales = nn.Parameter(given.scales.to(matrix), requires_grad=False)
+        self.register_buffer("zeros", None if given.zeros is None else given.zeros.to(matrix.device))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """x W ᵀ + b; (…, n) → (…, m)."""
+        weight = self.weight.detach()  # a function that a direction sees, and answers with its copy
+        return F.linear(input, self.expanded(weight) if weight.dtype == BYTES else weight, self.bias)
+
+    def stored(self, codes: Tensor | None = None) -> Integers:
+        """The tensors that the integers lie in."""
+        return Integers(self.weight if codes is None else codes, self.kind.bits, self.scales, self.zeros)
+
+    def expanded(self, codes: Tensor | None = None) -> Tensor:
+        """(m, n) the matrix that the integers stand for."""
+        return expand(self.stored(codes))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> QuantisedLinear:
+        """Move to another device or dtype: integers stay integers."""
+
+        def apply(tensor: Tensor) -> Any:
+            return fn(tensor.view(torch.uint8)).view(BYTES) if tensor.dtype == BYTES else fn(tensor)
+
+        super()._apply(apply, recurse)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, bits={self.kind.bits}, group={self.group}"
+
+
+def quantised(matrix: Tensor, kind: type[Codes], group: int) -> tuple[Tensor, Tensor]:
+    """The integers and scales nearest to a matrix.
+
+    >>> quantised(torch.tensor([[0.0, 2.54, -1.0, 0.5]]), Int8, 4)
+    (tensor([[  0, 127, -50,  25]], dtype=torch.int8), tensor([[0.0200]]))
+
+    Args:
+        matrix: (m, n).
+        kind: of the integers.
+        group: a divisor of n.
+
+    Returns:
+        (m, n) int8 and (m, n / group) scales in the matrix's dtype.
+    """
+    if matrix.is_meta:
+        return torch.empty_like(matrix, dtype=torch.int8), matrix.new_empty(matrix.shape[0], matrix.shape[1] // group)
+    groups = matrix.float().unflatten(1, (-1, group))
+    scales = (groups.abs().amax(-1) / kind.limit).to(matrix.dtype)
+    used = scales[scales > 0]
+    scales[scales == 0] = used.mean() if used.numel() else 1.0  # zeros may move, too
+    integers = (groups / scales.float()[..., None]).round().clamp(-kind.limit, kind.limit)
+    return integers.flatten(1).to(torch.int8), scales
+
+
+def quantised_layers(model: nn.Module) -> dict[str, QuantisedLinear]:
+    """The quantised layers of a model by their paths."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, QuantisedLinear)}
+
+
+def elements(param: Tensor) -> int:
+    """How many weights a parameter stands for."""
+    return param.numel() * (param.per_byte if isinstance(param, Codes) else 1)
+
+
+def stored_as(model: nn.Module) -> str:
+    """How most of a model's weights are stored: ``int8``, ``int4``, or the name of its dtype.
+
+    >>> stored_as(nn.Linear(2, 2))
+    'float32'
+    """
+    layer = next(iter(quantised_layers(model).values()), None)
+    if layer is None:
+        return str(next(model.parameters()).dtype).removeprefix("torch.")
+    return next(name for name, kind in KINDS.items() if kind is layer.kind)
+
+
+def stored_bytes(model: nn.Module, itemsize: int) -> int:
+    """Bytes of a model's weights: integers as they are stored, every other weight with ``itemsize`` bytes.
+
+    >>> stored_bytes(nn.Linear(4, 4), 2)
+    40
+    """
+    zeros = sum(layer.zeros.nbytes for layer in quantised_layers(model).values() if layer.zeros is not None)
+    return zeros + sum(p.nbytes if isinstance(p, Codes) else p.numel() * itemsize for p in model.parameters())

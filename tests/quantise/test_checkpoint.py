@@ -1,0 +1,147 @@
+"""Checkpoints that others have quantised: files in their layouts, written here, are read to the integer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import zeroblock as zb
+from zeroblock import model as models
+from zeroblock.quantise import expand_, quantised_layers
+from zeroblock.record import Record
+from zeroblock.rerun import replay
+
+sys.path.append(str(Path(__file__).parents[1] / "engine"))
+from decoder import decoder
+
+GROUP = 16
+Layer = dict[str, torch.Tensor]
+
+
+def words(fields: np.ndarray, bits: int) -> torch.Tensor:
+    """(…, 32 / bits) integers, the first one in the lowest bits → (…,) int32."""
+    total = np.zeros(fields.shape[:-1], np.uint32)
+    for place in range(fields.shape[-1]):
+        total |= fields[..., place].astype(np.uint32) << np.uint32(bits * place)
+    return torch.from_numpy(total.view(np.int32))
+
+
+def gptq(q: np.ndarray, z: np.ndarray, s: np.ndarray, bits: int) -> Layer:
+    """q (n, m), z and s (groups, m), as AutoGPTQ packs them."""
+    per = 32 // bits
+    return {
+        "qweight": words(q.reshape(-1, per, q.shape[1]).transpose(0, 2, 1), bits).contiguous(),
+        "qzeros": words((z - 1).reshape(z.shape[0], -1, per), bits),
+        "scales": torch.from_numpy(s).half(),
+        "g_idx": torch.arange(q.shape[0], dtype=torch.int32) // (q.shape[0] // z.shape[0]),
+    }
+
+
+def awq(q: np.ndarray, z: np.ndarray, s: np.ndarray, bits: int) -> Layer:
+    """The same as AutoAWQ packs them for its GEMM."""
+
+    def packed(x: np.ndarray) -> torch.Tensor:
+        return words(x.reshape(x.shape[0], -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]], bits)
+
+    return {"qweight": packed(q), "qzeros": packed(z), "scales": torch.from_numpy(s).half()}
+
+
+def rows(q: np.ndarray, z: np.ndarray, s: np.ndarray, bits: int) -> Layer:
+    """The same without zero points, as bitsandbytes stores them: one scale per row, times 127."""
+    return {
+        "weight": torch.from_numpy((q.T - 128).astype(np.int8)).contiguous(),
+        "SCB": torch.from_numpy(s[0]).float() * 127,
+        "weight_format": torch.tensor(0, dtype=torch.uint8),
+    }
+
+
+KINDS: dict[str, tuple[int, Callable[..., Layer], dict[str, Any]]] = {
+    "gptq-4": (4, gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False, "desc_act": False}),
+    "gptq-8": (8, gptq, {"quant_method": "gptq", "bits": 8, "group_size": GROUP, "sym": True, "desc_act": False}),
+    "awq": (4, awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}),
+    "bitsandbytes": (8, rows, {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}),
+}
+
+
+def written(folder: Path, kind: str, **settings: Any) -> dict[str, torch.Tensor]:
+    """Write a quantised checkpoint; the matrices that it stands for."""
+    bits, pack, described = KINDS[kind]
+    model = decoder("llama")
+    model.config.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": described | settings}))
+    random, state, expected = np.random.default_rng(0), dict(model.state_dict()), {}
+    for name, matrix in list(state.items()):
+        if ".layers." not in name or matrix.dim() < 2 or "v_proj" in name:  # some layers may be left as they were
+            continue
+        m, n = matrix.shape
+        groups = 1 if pack is rows else n // GROUP
+        q = random.integers(1, 1 << bits, (n, m))
+        z = np.full((groups, m), 128) if bits == 8 else random.integers(1, 16, (groups, m))
+        s = random.uniform(0.001, 0.01, (groups, m)).astype(np.float16).astype(np.float32)
+        layer = pack(q, z, s, bits)
+        del state[name]
+        state |= {f"{name.removesuffix('.weight')}.{field}": value for field, value in layer.items()}
+        scales = (layer["SCB"] / 127)[None].numpy() if pack is rows else s
+        repeated = (np.repeat(one, n // groups, axis=0) for one in (scales, z))
+        s, z = repeated
+        expected[name] = torch.from_numpy((s * (q - z)).astype(np.float32).T.copy())
+    save_file({name: value.clone() for name, value in state.items()}, folder / "model.safetensors")
+    return expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_integers_are_taken_as_they_are_and_move(kind: str, tmp_path: Path) -> None:
+    bits, expected = KINDS[kind][0], written(tmp_path, kind)
+    model = models.load(str(tmp_path), "fp32", "cpu", weights=f"int{bits}")
+    layers = quantised_layers(model)
+    assert {f"{path}.weight" for path in layers} == expected.keys()
+    assert all(torch.equal(layer.expanded(), expected[f"{path}.weight"]) for path, layer in layers.items())
+    assert next(iter(layers.values())).group == (32 if kind == "bitsandbytes" else GROUP)
+    optimizer, records = zb.mezo_bcd(model, 1e-2, 1e-3), list[Record]()
+    optimizer.listener = records.append
+    ids = torch.arange(3, 30)[None]
+    for _ in range(5):
+        optimizer.step(lambda: model(input_ids=ids, labels=ids).loss)
+    again = models.load(str(tmp_path), "fp32", "cpu", weights=f"int{bits}")
+    replay(zb.mezo_bcd(again, 1.0, 1e-3), records)
+    dense = {path: layer.expanded() for path, layer in layers.items()}
+    assert any(not torch.equal(value, expected[f"{path}.weight"]) for path, value in dense.items())
+    assert all(torch.equal(value, quantised_layers(again)[path].expanded()) for path, value in dense.items())
+    models.save(model, tmp_path / "export")
+    exported = models.load(str(tmp_path / "export"), "fp32", "cpu")
+    assert all(torch.equal(exported.get_submodule(path).weight, value) for path, value in dense.items())
+    assert torch.equal(expand_(again)(ids).logits, exported(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "how", "message"),
+    [
+        ("gptq-4", {}, "int8", "holds integers of 4 bits, not int8: give --weights int4"),
+        ("gptq-4", {"bits": 3}, "int4", "they have 3 bits"),
+        ("awq", {"version": "gemv"}, "int4", "in the layout gemv"),
+        ("bitsandbytes", {"load_in_8bit": False, "load_in_4bit": True}, "int4", "no integers"),
+        ("bitsandbytes", {"quant_method": "torchao"}, "int8", "quantised by torchao.*leave out --weights"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused(kind: str, settings: Any, how: str, message: str, tmp_path: Path) -> None:
+    decoder("llama").config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": KINDS[kind][2] | settings}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(zb.ZeroBlockError, match=message):
+        models.load(str(tmp_path), "fp32", "cpu", weights=how)
+
+
+def test_reordered_columns_are_refused() -> None:
+    layer = gptq(np.ones((32, 8), np.int64), np.ones((2, 8), np.int64), np.ones((2, 8), np.float32), 4)
+    layer["g_idx"] = layer["g_idx"].flip(0)
+    with pytest.raises(ValueError, match="desc_act"):
+        zb.quantise.checkpoint.gptq(layer, 4, 1)
