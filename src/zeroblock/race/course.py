@@ -6,6 +6,7 @@ else follows from the two, so a race that was stopped goes on where it was.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator
@@ -33,12 +34,12 @@ class Course:
     """
 
     def __init__(self, race: Race, folder: Path, command: str = "") -> None:
-        self.race, self.folder, self.command = race, folder, command
+        self.folder, self.command = folder, command
+        self.race = self._joined(race)
         self.failed: dict[str, str] = {}
         """Why heats failed, by name."""
         self.done: dict[str, Score] = {}
         """The scores of finished heats, by name."""
-        self._check()
         self._read()
 
     @classmethod
@@ -124,20 +125,31 @@ class Course:
     def _left(self, heats: Iterable[Run]) -> Iterator[Run]:
         return (heat for heat in heats if heat.name not in self.done and heat.name not in self.failed)
 
-    def _check(self) -> None:
-        """Refuse a folder that holds another race."""
+    def _joined(self, race: Race) -> Race:
+        """The race together with what the folder holds of it; a folder that holds another race is refused."""
         path = self.folder / STATE
         if not path.exists():
-            return
-        state, asked = _state(path).get("race"), self.race.document()
-        if not isinstance(state, dict):
-            raise ZeroBlockError(f"{path} is no race's: give another --out")
-        name = next((name for name in FIXED if state.get(name) != asked[name]), None)
-        if name is not None:
-            raise ZeroBlockError(
-                f"{self.folder} holds another race ({name} {state.get(name)!r}, not {asked[name]!r}): "
-                "give another --out"
-            )
+            return race
+        try:
+            there = Race.of(_state(path)["race"])
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ZeroBlockError(f"{path} is no race's ({error!r}): give another --out") from error
+        held, asked = there.document(), race.document()
+        for name in FIXED:
+            if held[name] != asked[name]:
+                raise ZeroBlockError(
+                    f"{self.folder} holds another race ({name} {held[name]!r}, not {asked[name]!r}): give another --out"
+                )
+        entrants = {one.name: one for one in there.entrants}
+        for entrant in race.entrants:
+            other = entrants.setdefault(entrant.name, entrant)
+            if (other.method, other.lrs, other.fields) != (entrant.method, entrant.lrs, entrant.fields):
+                raise ZeroBlockError(
+                    f"{self.folder} holds a race in which {entrant.name} has other learning rates or settings "
+                    f"({other.lrs}, {other.fields}): give another --out"
+                )
+        seeds = max(there.seeds, race.seeds)
+        return dataclasses.replace(race, entrants=tuple(entrants.values()), seeds=seeds)
 
     def _read(self) -> None:
         """Read the finished heats; a line that a kill cut short is of a heat that is run again."""

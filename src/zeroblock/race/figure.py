@@ -40,7 +40,7 @@ def draw(folder: Path, title: str, scores: Mapping[str, Sequence[Score]]) -> lis
     ran = {name: some for name, some in scores.items() if band(some, "seconds", "dev") is not None}
     if not ran:
         return []
-    metric = next(iter(ran.values()))[0].metric
+    metric = next(iter(ran.values()))[0].dev_metric
     with mpl.rc_context(STYLE | {"svg.hashsalt": "zeroblock", "svg.fonttype": "path"}):  # type: ignore[arg-type]
         width, height = SIZE_INCHES
         rows = -(-len(ran) // LEGEND_COLUMNS)

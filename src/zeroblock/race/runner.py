@@ -2,7 +2,8 @@
 
 Only steps are on the clock.  A tenth of the seconds comes before it, with steps that move nothing: they compile
 and capture what the others use, and show the pace.  Dev is measured at equal distances in time; the weights that
-it selects are kept in memory, and a runner measures test once, with them.
+it selects are kept in memory, and a runner measures test once, with them.  A task that generates text is measured
+by its loss on dev, which is what selects; generating takes longer than the training of a short race.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..evaluate.measurement import plain
 from ..record import Record
 from ..report.summary import select
 from ..sweep.worker import Job
+from ..task.metric import LIKELIHOOD
 from ..train import cache
 from ..train.batch import Batches
 from ..train.config import Config
@@ -106,6 +108,10 @@ class Heat:
     def __init__(self, work: Workload, seconds: float, evals: int) -> None:
         self.work, self.config, self.limit, self.evals = work, work.config, seconds, evals
         self.device = next(work.model.parameters()).device.type
+        task = work.task
+        if task.metric.generates and self.config.objective == "loss":
+            task = dataclasses.replace(task, metric=LIKELIHOOD)
+        self.evaluators = {"dev": dataclasses.replace(work.evaluator, task=task), "test": work.evaluator}
         self.learner = learner(self.config, work.model, self._on_step) if self.config.trains else None
         self.optimizer = self.learner.optimizer if isinstance(self.learner, ZerothOrder) else None
         size = self.config.batch_size * self.config.accumulate
@@ -148,7 +154,8 @@ class Heat:
         return {
             "limit": self.limit, "seconds": self.seconds, "evaluating": self.evaluating, "points": self.points,
             "steps": self.learner.steps if self.learner else 0, "skipped": self.skipped, "forwards": self.forwards,
-            "metric": dev.metric, "selected": chosen, "dev": dev.value, "dev_loss": dev.loss, "dev_n": dev.n,
+            "metric": self.work.task.metric.name, "dev_metric": dev.metric, "selected": chosen, "dev": dev.value,
+            "dev_loss": dev.loss, "dev_n": dev.n,
             "test": test.value if test else None, "test_loss": test.loss if test else None,
             "test_n": test.n if test else 0,
         }  # fmt: skip
@@ -166,7 +173,7 @@ class Heat:
         self._add(0, _held["start"])
 
     def _evaluate(self, split: str) -> Evaluation:
-        evaluation = self.work.evaluator(self.work.exams[split])
+        evaluation = self.evaluators[split](self.work.exams[split])
         self.evaluating += evaluation.seconds
         return evaluation
 

@@ -43,6 +43,7 @@ class Score:
         best: the one that dev selects.
         test: the metric on test at that step; NaN for a try.
         metric: its name.
+        dev_metric: the name of the one on dev.
         n: the numbers of dev and test examples.
         steps: in all.
         forwards: forward passes of training.
@@ -59,6 +60,7 @@ class Score:
     best: Point
     test: float
     metric: str
+    dev_metric: str
     n: tuple[int, int]
     steps: int
     forwards: int
@@ -82,8 +84,9 @@ class Score:
         lr = line["lr"]
         return cls(
             str(line["entrant"]), str(line["method"]), None if lr is None else float(lr), int(line["seed"]), points,
-            best, _number(line["test"]), str(line["metric"]), (int(line["dev_n"]), int(line["test_n"])),
-            int(line["steps"]), int(line["forwards"]), _number(line["seconds"]), _number(line["evaluating"]),
+            best, _number(line["test"]), str(line["metric"]), str(line["dev_metric"]),
+            (int(line["dev_n"]), int(line["test_n"])), int(line["steps"]), int(line["forwards"]),
+            _number(line["seconds"]), _number(line["evaluating"]),
             {name: str(line[name]) for name in ("dtype", "machine", "versions", "date")},
         )  # fmt: skip
 

@@ -112,8 +112,8 @@ def head(course: Course) -> list[str]:
     scores = course.scores
     yardstick = next((name for name, some in scores.items() if some and some[0].steps), "the first")
     some = next((one for group in scores.values() for one in group), None)
-    metric = some.metric if some else "metric"
-    named = {"test": f"test {metric}", "dev": f"dev {metric}", "evaluation": "evaluation (s)"}
+    test, dev = (some.metric, some.dev_metric) if some else ("metric", "metric")
+    named = {"test": f"test {test}", "dev": f"dev {dev}", "evaluation": "evaluation (s)"}
     passes = next((one.passes for one in standings(scores)), 0)
     last = [f"seconds to {yardstick}'s best", "forward passes to it", f"dev loss at {passes:,} passes"]
     return [*(named.get(name, name) for name in HEAD), *last]
@@ -199,7 +199,13 @@ def _points(course: Course) -> list[dict[str, Any]]:
             rows.append(
                 _common(course, score)
                 | {"step": point.step, "forwards": point.forwards, "seconds": point.seconds}
-                | {"metric": score.metric, "dev": point.dev, "dev_loss": point.loss, "selected": selected}
+                | {
+                    "metric": score.metric,
+                    "dev_metric": score.dev_metric,
+                    "dev": point.dev,
+                    "dev_loss": point.loss,
+                    "selected": selected,
+                }
                 | {"test": score.test if selected else math.nan, "dev_n": score.n[0], "test_n": score.n[1]}
                 | dict(score.about)
             )
@@ -216,6 +222,7 @@ def _runners(course: Course) -> list[dict[str, Any]]:
             _common(course, score)
             | {"lrs_tried": tried[score.entrant], "steps": score.steps, "forwards": score.forwards}
             | {"seconds": score.seconds, "evaluation_seconds": score.evaluating, "metric": score.metric}
+            | {"dev_metric": score.dev_metric}
             | {"selected_step": best.step, "selected_seconds": best.seconds, "dev": best.dev, "dev_loss": best.loss}
             | {"test": score.test, "dev_n": score.n[0], "test_n": score.n[1]}
             | dict(score.about)
