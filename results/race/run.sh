@@ -62,20 +62,20 @@ smollm2() {
     SECONDS=0
     local out=$OUT/smollm2
     race "$out" "$TOTAL_S" "$RUNNER_S" "$JOBS" "$MODEL" sst2,rte \
-        zero-shot,mezo_bcd,mezo,lozo,fzoo_bcd,hizoo,conmezo,ft "${SMOLLM2_LRS[@]}" --lr ft=3e-5,1e-4 $COMMON
+        zero-shot,mezo,mezo_bcd,lozo,fzoo_bcd,hizoo,conmezo,ft "${SMOLLM2_LRS[@]}" --lr ft=3e-5,1e-4 $COMMON
     race "$out/squad" "$((TOTAL_S - SECONDS))" "$RUNNER_S" "$JOBS" "$MODEL" squad \
-        zero-shot,mezo_bcd,mezo,lozo --lr auto --lr mezo_bcd=3e-4,1e-3 --lr mezo=1e-5,3e-5 --lr lozo=1e-5,3e-5 \
+        zero-shot,mezo,mezo_bcd,lozo --lr auto --lr mezo_bcd=3e-4,1e-3 --lr mezo=1e-5,3e-5 --lr lozo=1e-5,3e-5 \
         $GENERATING
     race "$out/sst2" "$((TOTAL_S - SECONDS))" "$RUNNER_S" "$JOBS" "$MODEL" sst2 \
         subzero,mezo_bcd_adam,lezo,zo_muon,fzoo,eggroll "${SMOLLM2_MORE_LRS[@]}" $COMMON
     race "$out/boolq" "$((TOTAL_S - SECONDS))" "$RUNNER_S" "$JOBS" "$MODEL" boolq \
-        zero-shot,mezo_bcd,mezo,lozo,fzoo_bcd --lr auto --lr mezo_bcd=3e-4,1e-3 --lr mezo=1e-5,3e-5 \
+        zero-shot,mezo,mezo_bcd,lozo,fzoo_bcd --lr auto --lr mezo_bcd=3e-4,1e-3 --lr mezo=1e-5,3e-5 \
         --lr lozo=1e-5,3e-5 --lr fzoo_bcd=3e-3,1e-2 $COMMON
 }
 
 qwen() {
     race "$OUT/qwen" "$QWEN_TOTAL_S" "$QWEN_RUNNER_S" "$QWEN_JOBS" "$QWEN" sst2,rte \
-        zero-shot,mezo_bcd,fzoo_bcd,mezo,lozo "${QWEN_LRS[@]}" $COMMON
+        zero-shot,mezo,mezo_bcd,fzoo_bcd,lozo "${QWEN_LRS[@]}" $COMMON
 }
 
 steps() {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,12 @@ class Course:
 
     def heats(self) -> Iterator[Run]:
         """The heats that are left and can be run now, the most telling first."""
-        entrants = self.race.entrants
-        for entrant in entrants:  # the tries, and beside them those that have nothing to choose
-            yield from self._left(self.race.tries(entrant))
-            if not entrant.tries:
-                yield from self._left([self.race.run(entrant, entrant.lrs[0], 0)])
-        yield from self._left(self._runs())
+        found: dict[str, Run] = {}
+        for entrant in self.race.entrants:  # the tries, and beside them those that have nothing to choose
+            first = [] if entrant.tries else [self.race.run(entrant, entrant.lrs[0], 0)]
+            found |= {heat.name: heat for heat in (*self.race.tries(entrant), *first)}
+        found |= {heat.name: heat for heat in self._runs()}
+        return (heat for name, heat in found.items() if name not in self.done and name not in self.failed)
 
     def end(self, heat: Run, error: str) -> Score | None:
         """Take up the result of a heat; None if it failed.
@@ -121,9 +121,6 @@ class Course:
         found = [(entrant, self.chosen(entrant)) for entrant in self.race.entrants]
         for seed in range(self.race.seeds):
             yield from (self.race.run(entrant, lr[0], seed) for entrant, lr in found if lr)
-
-    def _left(self, heats: Iterable[Run]) -> Iterator[Run]:
-        return (heat for heat in heats if heat.name not in self.done and heat.name not in self.failed)
 
     def _joined(self, race: Race) -> Race:
         """The race together with what the folder holds of it; a folder that holds another race is refused."""

@@ -163,7 +163,7 @@ def enter(names: Sequence[str], lrs: Sequence[str], fields: Mapping[str, Fields]
         fields: settings of single entrants.
 
     >>> [(one.name, one.lrs) for one in enter(["mezo", "ft"], ["auto,1e-4,3e-4"], {})]
-    [('mezo auto', (None,)), ('mezo', (0.0001, 0.0003)), ('ft', (3e-05, 0.0001))]
+    [('mezo', (0.0001, 0.0003)), ('mezo auto', (None,)), ('ft', (3e-05, 0.0001))]
     """
     from ..method import METHODS
 
@@ -199,14 +199,14 @@ def enter(names: Sequence[str], lrs: Sequence[str], fields: Mapping[str, Fields]
         if method == BACKPROPAGATION and name not in own:
             mine = adam_rates(max(count, 1))
         rates = tuple(lr for lr in mine if lr is not None)
-        if method != BACKPROPAGATION and (free or None in mine or not rates):
-            entrants.append(Entrant(f"{name} {AUTO}", method, (None,), settings))
         if rates and len(rates) != max(count, 1):
             raise ZeroBlockError(
                 f"every method tries the same number of learning rates: {name} has {len(rates)}, others have {count}"
             )
         if rates:
             entrants.append(Entrant(name, method, rates, settings))
+        if method != BACKPROPAGATION and (free or None in mine or not rates):
+            entrants.append(Entrant(f"{name} {AUTO}", method, (None,), settings))
     return tuple(entrants)
 
 

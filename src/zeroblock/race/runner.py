@@ -197,7 +197,7 @@ class Heat:
         begin = time.perf_counter()
         half, end = (begin + share * WARM_UP_SHARE * self.limit for share in (0.5, 1.0))
         middle: tuple[int, float] | None = None
-        while self.learner.steps < MIN_WARM_UP_STEPS or time.perf_counter() < end or not self._whole:
+        while self.learner.steps < MIN_WARM_UP_STEPS or time.perf_counter() < end:
             self._step(0.0)
             if middle is None and time.perf_counter() >= half:
                 self.learner.flush()
