@@ -138,19 +138,19 @@ def beside(mine: Sequence[Score], other: Sequence[Score]) -> tuple[str, str]:
         return "no test", "open"
     gap = fmean(a) - fmean(b)
     error = math.sqrt(sum(stdev(some) ** 2 / len(some) for some in (a, b))) if min(len(a), len(b)) > 1 else math.nan
-    mark = fmean(one.best.loss for one in other)
-    reached = {name: first_to(mine, mark, name) for name in ("seconds", "forwards")}
-    own = {name: first_to(other, mark, name) for name in ("seconds", "forwards")}
+    marks = {one.seed: one.best.loss for one in other}
+    reached = {name: first_to(mine, marks, name) for name in ("seconds", "forwards")}
+    own = {name: first_to(other, marks, name) for name in ("seconds", "forwards")}
     result = f"test {gap:+.1f} points (standard error {error:.1f})"
     word = "not told apart from MeZO" if math.isnan(error) or abs(gap) <= 2 * error else ""
     word = word or ("more accurate than MeZO" if gap > 0 else "less accurate than MeZO")
     if not reached["seconds"]:
-        return f"{result}; no seed reached MeZO's mean dev loss", f"{word}; slower"
+        return f"{result}; no seed reached MeZO's best dev loss", f"{word}; slower"
     speed = []
     for name, unit in (("seconds", "time"), ("forwards", "passes")):
         if own[name]:
             speed.append(f"{fmean(reached[name]) / fmean(own[name]):.2f} × MeZO's {unit}")
-    count = f"{len(reached['seconds'])} of {len(mine)} seeds reached MeZO's mean dev loss"
+    count = f"{len(reached['seconds'])} of {len(mine)} seeds reached MeZO's best dev loss"
     ratio = fmean(reached["seconds"]) / fmean(own["seconds"]) if own["seconds"] else math.nan
     pace = "faster" if ratio < 1 and len(reached["seconds"]) == len(mine) else "not clearly faster"
     return f"{result}; {count}" + (f", in {' and '.join(speed)}" if speed else ""), f"{word}; {pace}"

@@ -175,7 +175,7 @@ def test_test_is_measured_once_with_the_weights_that_dev_selected(toys, monkeypa
 
 
 def test_without_a_learning_rate_the_steps_spend_the_budget_after_a_warm_up_that_moves_nothing(toys, monkeypatch):
-    heat, seen = heat_of(toys, monkeypatch, method="mezo_bcd")
+    heat, _ = heat_of(toys, monkeypatch, method="mezo_bcd")
     assert heat.learner is not None
     lrs: list[float] = []
     step = heat.learner.step
@@ -253,7 +253,7 @@ def test_bands_average_over_seconds_that_all_seeds_reached():
     assert list(curve.x) == [0.0, 5.0, 8.0]
     assert curve.mean == pytest.approx([2.0, (0.5 + 2.375) / 2, (0.2 + 2.0) / 2])
     assert curve.spread[0] == pytest.approx(math.sqrt(2.0))
-    assert first_to([first], 0.6, "seconds") == [5.0]
+    assert first_to([first], {0: 0.6}, "seconds") == [5.0]
     assert loss_at(first, 30) == pytest.approx(0.25)
     assert math.isnan(loss_at(first, 41))
     longer = scored([0.0, 4.0, 8.0, 12.0], [3.0, 2.5, 2.0, 1.0], test=0.9)

@@ -27,6 +27,7 @@ from ..evaluate.evaluator import Evaluation
 from ..evaluate.measurement import plain
 from ..record import Record
 from ..report.summary import select
+from ..run.graph import Graphs
 from ..sweep.worker import Job
 from ..task.metric import LIKELIHOOD
 from ..train import cache
@@ -82,6 +83,8 @@ def _workload(config: Config) -> Workload:
     held: Workload | None = _held.get("workload") if _held.get("key") == key else None
     if held is not None and cache.holds(config, held.model):
         cache.model(config)
+        if held.engine.graphs is not None:  # those of the heat before, and why it could not be captured if it could not
+            held.engine.graphs = Graphs()
         return dataclasses.replace(held, config=config)
     _held.clear()
     fresh = prepare(config, tell=print)

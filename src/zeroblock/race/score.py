@@ -136,17 +136,18 @@ def band(scores: Sequence[Score], against: str, of: str) -> Band | None:
     return Band(x, rows.mean(axis=0), spread)
 
 
-def first_to(scores: Sequence[Score], loss: float, of: str) -> list[float]:
-    """Where each runner's dev loss was first as low as a loss; runners that never got there are left out.
+def first_to(scores: Sequence[Score], marks: Mapping[int, float], of: str) -> list[float]:
+    """Where each runner's dev loss was first as low as a mark; runners that never got there are left out.
 
     Args:
-        scores: of one method.
-        loss: the mark.
+        scores: of one entrant.
+        marks: losses by seed, because each seed has its own data.
         of: ``seconds`` or ``forwards``.
     """
     found = []
     for score in scores:
-        there = next((point for point in score.points if point.step and point.loss <= loss), None)
+        mark = marks.get(score.seed, -math.inf)
+        there = next((point for point in score.points if point.step and point.loss <= mark), None)
         if there is not None:
             found.append(float(getattr(there, of)))
     return found

@@ -35,7 +35,7 @@ class Standing:
         forwards: forward passes per runner.
         seconds: of training per runner.
         evaluating: seconds of evaluation per runner.
-        to_seconds: seconds of training until dev loss was as low as the yardstick's best.
+        to_seconds: seconds of training until dev loss was as low as the yardstick's best with the same seed.
         to_forwards: forward passes until then.
         loss_at_passes: dev loss after as many forward passes as every entrant took.
         passes: that number.
@@ -64,13 +64,13 @@ def standings(scores: Mapping[str, Sequence[Score]]) -> list[Standing]:
     """
     ran = {name: some for name, some in scores.items() if some}
     trained = [some for some in ran.values() if some[0].steps]
-    mark = Mean.of([one.best.loss for one in trained[0]]).value if trained else math.nan
+    marks = {one.seed: one.best.loss for one in trained[0]} if trained else {}
     passes = min((one.forwards for some in trained for one in some), default=0)
-    found = [_standing(name, some, mark, passes) for name, some in ran.items()]
+    found = [_standing(name, some, marks, passes) for name, some in ran.items()]
     return sorted(found, key=lambda one: -math.inf if math.isnan(one.test.value) else one.test.value, reverse=True)
 
 
-def _standing(name: str, scores: Sequence[Score], mark: float, passes: int) -> Standing:
+def _standing(name: str, scores: Sequence[Score], marks: Mapping[int, float], passes: int) -> Standing:
     return Standing(
         name,
         scores[0].lr,
@@ -81,8 +81,8 @@ def _standing(name: str, scores: Sequence[Score], mark: float, passes: int) -> S
         Mean.of([float(one.forwards) for one in scores]),
         Mean.of([one.seconds for one in scores]),
         Mean.of([one.evaluating for one in scores]),
-        Mean.of(first_to(scores, mark, "seconds")),
-        Mean.of(first_to(scores, mark, "forwards")),
+        Mean.of(first_to(scores, marks, "seconds")),
+        Mean.of(first_to(scores, marks, "forwards")),
         Mean.of([loss for one in scores if one.steps and not math.isnan(loss := loss_at(one, passes))]),
         passes,
     )
