@@ -41,7 +41,7 @@ race() {
     shift 7
     if [ -z "$DRY" ] && [ "$total" -le "${runner%.*}" ]; then echo "no time left for $tasks: $methods"; return; fi
     "$PYTHON" -m zeroblock race --model "$model" --task "$tasks" --data "$DATA" --methods "$methods" "$@" \
-        --max-minutes "$(minutes "$runner")" --seeds "$SEEDS" --evals 4 --jobs "$jobs" --out "$out" \
+        --max-minutes "$(minutes "$runner")" --seeds "$SEEDS" --evals 4 --try-share 0.5 --jobs "$jobs" --out "$out" \
         --total-minutes "$(minutes "$total")" $DRY
 }
 

@@ -118,7 +118,7 @@ def race(
             stacklevel=2,
         )
     from ..race.course import Course
-    from ..race.stable import BETWEEN_S, Stable
+    from ..race.stable import Stable, duration
 
     command = shlex.join(["zeroblock", *sys.argv[1:]])
     places = [folder / Path(one.task).stem if len(planned) > 1 else folder for one in planned]
@@ -127,7 +127,7 @@ def race(
         course.save()
     until = math.inf
     if total_minutes is not None:
-        until = time.monotonic() + 60 * total_minutes - 1.1 * planned[0].seconds - BETWEEN_S
+        until = time.monotonic() + 60 * total_minutes - duration(planned[0].seconds)
     with hiring(folder, jobs, executor, address, cpus, gpus) as (at_a_time, hire):
         stable = Stable(courses, folder, at_a_time, hire, lambda *news: _tell(json, *news), until)
         with stoppable(lambda: f"what is done is in {folder}"):
@@ -183,7 +183,7 @@ def _preview(races: list[Race]) -> str:
         lines.append(f"{Path(one.task).stem}: {count} heats, about {seconds:.0f} s")
     lines.append(
         f"about {whole:.0f} s in all, if {START_S:g} s pass before the first heat and a heat takes {BETWEEN_S:g} s "
-        "beside its training"
+        "beside its steps"
     )
     return "\n".join(lines)
 

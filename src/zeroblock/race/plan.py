@@ -37,6 +37,16 @@ FOLD_STEPS = 50
 """Evaluations fall on multiples of this, where a method collects steps before it writes them into the weights."""
 RUNNER = "zeroblock.race.runner"
 """The module that makes a heat."""
+WARM_UP_SHARE, MAX_WARM_UP_S = 0.25, 2.0
+
+
+def warm_up_seconds(seconds: float) -> float:
+    """How long a heat takes steps that move nothing before its clock starts: SmolLM2's are captured by then.
+
+    Args:
+        seconds: of training.
+    """
+    return min(WARM_UP_SHARE * seconds, MAX_WARM_UP_S)
 
 
 @dataclass(frozen=True)

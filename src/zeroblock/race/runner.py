@@ -1,7 +1,7 @@
 """One heat of a race, in the process that makes it: train for so many seconds, measure dev, and test at the end.
 
-Only steps are on the clock.  A tenth of the seconds comes before it, with steps that move nothing: they compile
-and capture what the others use, and show the pace.  Dev is measured at equal distances in time; the weights that
+Only steps are on the clock.  Before it starts, steps that move nothing compile and capture what the others use, and
+show the pace.  Dev is measured at equal distances in time; the weights that
 it selects are kept in memory, and a runner measures test once, with them.  A task that generates text is measured
 by its loss on dev, which is what selects; generating takes longer than the training of a short race.
 """
@@ -38,9 +38,9 @@ from ..train.lr import lr_at
 from ..train.price import priced
 from ..train.session import out_of_memory
 from ..train.workload import Workload, prepare, resolve
+from .plan import warm_up_seconds
 
-WARM_UP_SHARE, MIN_WARM_UP_STEPS = 0.1, 2
-"""The steps before the clock starts: a share of the seconds, and at least so many."""
+MIN_WARM_UP_STEPS = 2
 BACKWARD = 2
 """Forward passes that a backward pass counts as: about as long as it takes."""
 LR_LENGTH = 10_000
@@ -122,7 +122,7 @@ class Heat:
         self.seconds = 0.0
         """On the clock."""
         self.evaluating = 0.0
-        self.forwards = self.skipped = 0
+        self.forwards = self.skipped = self.heard = 0
         self.measured: dict[int, Evaluation] = {}
         self.points: list[dict[str, float]] = []
         self.best: dict[str, Tensor] = {}
@@ -198,7 +198,7 @@ class Heat:
         """Take steps that move nothing, off the clock."""
         assert self.learner is not None
         begin = time.perf_counter()
-        half, end = (begin + share * WARM_UP_SHARE * self.limit for share in (0.5, 1.0))
+        half, end = (begin + share * warm_up_seconds(self.limit) for share in (0.5, 1.0))
         middle: tuple[int, float] | None = None
         while self.learner.steps < MIN_WARM_UP_STEPS or time.perf_counter() < end:
             self._step(0.0)
@@ -220,10 +220,17 @@ class Heat:
         """Train until the clock shows some seconds."""
         assert self.learner is not None
         begin = time.perf_counter() - self.seconds
-        while (now := time.perf_counter() - begin) < until or not (self._whole or now >= self.limit):
+        while (now := self._now(begin)) < until or not (self._whole or now >= self.limit):
             self._step(self._rate(now))
         self.learner.flush()
         self.seconds = time.perf_counter() - begin
+
+    def _now(self, begin: float) -> float:
+        """The seconds on the clock when the steps that were submitted to the GPU will have ended."""
+        assert self.learner is not None
+        now, (steps, then) = time.perf_counter() - begin, self._pace
+        under_way = self.learner.steps - self.heard
+        return now + under_way * (now - then) / (self.learner.steps - steps)
 
     def _step(self, lr: float) -> None:
         assert self.learner is not None
@@ -244,6 +251,7 @@ class Heat:
         return self._points_per_step[first]
 
     def _on_step(self, record: Record) -> None:
+        self.heard += 1
         self.skipped += not record.finite
 
     def _rates(self) -> Callable[[float], float]:

@@ -10,13 +10,13 @@ from pathlib import Path
 from ..sweep.hands import Hands, Hire
 from ..sweep.plan import Run
 from .course import Course
-from .plan import Race
+from .plan import Race, warm_up_seconds
 from .score import Score
 
 Tell = Callable[[str, Course, Run, Score | None, str], None]
 """Called with "begin", "end" or "fail", the race, the heat, its score, and the reason of a failure."""
 START_S, BETWEEN_S = 12.0, 1.5
-"""Guesses for the plan: until the first heat begins, and what a heat takes beside its training."""
+"""Guesses for the plan: until the first heat begins, and what a heat takes beside its steps."""
 
 
 class Stable(Hands):
@@ -68,5 +68,10 @@ def expected_seconds(race: Race) -> tuple[int, float]:
     for entrant in race.entrants:
         heats = [*race.tries(entrant), *(race.run(entrant, entrant.lrs[0], seed) for seed in range(race.seeds))]
         count += len(heats)
-        total += sum((1.1 * heat.more["seconds"] if heat.config.trains else 0.0) + BETWEEN_S for heat in heats)
+        total += sum((duration(heat.more["seconds"]) if heat.config.trains else BETWEEN_S) for heat in heats)
     return count, total / race.jobs
+
+
+def duration(seconds: float) -> float:
+    """About how many seconds a heat with so many seconds of training takes."""
+    return seconds + warm_up_seconds(seconds) + BETWEEN_S
