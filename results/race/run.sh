@@ -18,7 +18,7 @@ QWEN=${QWEN:-models/Qwen2.5-1.5B}
 DATA=${DATA:-data}
 OUT=${OUT:-results/race}
 RUNNER_S=${RUNNER_S:-4}
-QWEN_RUNNER_S=${QWEN_RUNNER_S:-6}
+QWEN_RUNNER_S=${QWEN_RUNNER_S:-5}
 TOTAL_S=${TOTAL_S:-270}
 QWEN_TOTAL_S=${QWEN_TOTAL_S:-150}
 STEPS_TOTAL_S=${STEPS_TOTAL_S:-90}
@@ -28,6 +28,7 @@ TOKENIZER=${TOKENIZER:-$MODEL}
 JOBS=${JOBS:-4}
 QWEN_JOBS=${QWEN_JOBS:-3}
 SEEDS=${SEEDS:-3}
+START_S=${START_S:-20} # a race with less time left does not begin
 COMMON=${COMMON:---dev 100 --test 300}
 GENERATING=${GENERATING:---dev 100 --test 64}
 DRY=""
@@ -39,43 +40,42 @@ minutes() { awk "BEGIN { printf \"%.9f\", ($1) / 60 }"; }
 race() {
     local out=$1 total=$2 runner=$3 jobs=$4 model=$5 tasks=$6 methods=$7
     shift 7
-    if [ -z "$DRY" ] && [ "$total" -le "${runner%.*}" ]; then echo "no time left for $tasks: $methods"; return; fi
+    if [ -z "$DRY" ] && [ "$total" -le "$((${runner%.*} + START_S))" ]; then
+        echo "no time left for $tasks: $methods"
+        return
+    fi
     "$PYTHON" -m zeroblock race --model "$model" --task "$tasks" --data "$DATA" --methods "$methods" "$@" \
         --max-minutes "$(minutes "$runner")" --seeds "$SEEDS" --evals 4 --try-share 0.5 --jobs "$jobs" --out "$out" \
         --total-minutes "$(minutes "$total")" $DRY
 }
 
-# Two learning rates per method, half a decade apart; auto beside them. Where they come from: docs/race.md.
-SMOLLM2_LRS=(
-    --lr auto
-    --lr mezo_bcd=3e-4,1e-3 --lr mezo=1e-5,3e-5 --lr lozo=1e-5,3e-5 --lr fzoo_bcd=3e-3,1e-2 --lr hizoo=1e-5,3e-5
-    --lr conmezo=1e-5,3e-5
-)
-SMOLLM2_MORE_LRS=(
-    --lr auto
-    --lr subzero=1e-5,3e-5 --lr mezo_bcd_adam=3e-4,1e-3 --lr lezo=3e-5,1e-4 --lr zo_muon=1e-2,3e-2
-    --lr fzoo=1e-3,3e-3 --lr eggroll=1e-3,3e-3
-)
-QWEN_LRS=(--lr auto --lr mezo_bcd=1e-5,2e-5 --lr fzoo_bcd=3e-4,1e-3 --lr lozo=3e-7,6e-7 --lr mezo=3e-7,6e-7)
+# Two learning rates per method, and auto beside them. Where they come from: docs/race.md.
+MEZO=(--lr mezo=1e-5,3e-5)
+BCD=(--lr mezo_bcd=3e-4,1e-3)
+LOZO=(--lr lozo=1e-5,3e-5)
 
 smollm2() {
     SECONDS=0
     local out=$OUT/smollm2
     race "$out" "$TOTAL_S" "$RUNNER_S" "$JOBS" "$MODEL" sst2,rte \
-        zero-shot,mezo,mezo_bcd,lozo,fzoo_bcd,hizoo,conmezo,ft "${SMOLLM2_LRS[@]}" --lr ft=3e-5,1e-4 $COMMON
+        zero-shot,mezo,mezo_bcd,lozo,fzoo_bcd,hizoo,ft --lr auto "${MEZO[@]}" "${BCD[@]}" "${LOZO[@]}" \
+        --lr fzoo_bcd=3e-3,1e-2 --lr hizoo=1e-5,3e-5 --lr ft=3e-5,1e-4 $COMMON
     race "$out/squad" "$((TOTAL_S - SECONDS))" "$RUNNER_S" "$JOBS" "$MODEL" squad \
-        zero-shot,mezo,mezo_bcd,lozo --lr auto --lr mezo_bcd=3e-4,1e-3 --lr mezo=1e-5,3e-5 --lr lozo=1e-5,3e-5 \
-        $GENERATING
+        zero-shot,mezo,mezo_bcd --lr auto "${MEZO[@]}" "${BCD[@]}" $GENERATING
     race "$out/sst2" "$((TOTAL_S - SECONDS))" "$RUNNER_S" "$JOBS" "$MODEL" sst2 \
-        subzero,mezo_bcd_adam,lezo,zo_muon,fzoo,eggroll "${SMOLLM2_MORE_LRS[@]}" $COMMON
+        conmezo,subzero,mezo_bcd_adam,zo_muon,lezo --lr auto --lr conmezo=1e-5,3e-5 --lr subzero=1e-5,3e-5 \
+        --lr mezo_bcd_adam=3e-4,1e-3 --lr zo_muon=1e-2,3e-2 --lr lezo=3e-5,1e-4 $COMMON
     race "$out/boolq" "$((TOTAL_S - SECONDS))" "$RUNNER_S" "$JOBS" "$MODEL" boolq \
-        zero-shot,mezo,mezo_bcd,lozo,fzoo_bcd --lr auto --lr mezo_bcd=3e-4,1e-3 --lr mezo=1e-5,3e-5 \
-        --lr lozo=1e-5,3e-5 --lr fzoo_bcd=3e-3,1e-2 $COMMON
+        zero-shot,mezo,mezo_bcd,lozo --lr auto "${MEZO[@]}" "${BCD[@]}" "${LOZO[@]}" $COMMON
+    race "$out/sst2" "$((TOTAL_S - SECONDS))" "$RUNNER_S" "$JOBS" "$MODEL" sst2 \
+        fzoo,eggroll,mezo_greedy,adamezo,mezo_svrg --lr auto --lr fzoo=1e-3,3e-3 --lr eggroll=1e-3,3e-3 \
+        --lr mezo_greedy=1e-5,3e-5 --lr adamezo=1e-4,3e-4 --lr mezo_svrg=1e-5,3e-5 $COMMON
 }
 
 qwen() {
     race "$OUT/qwen" "$QWEN_TOTAL_S" "$QWEN_RUNNER_S" "$QWEN_JOBS" "$QWEN" sst2,rte \
-        zero-shot,mezo,mezo_bcd,fzoo_bcd,lozo "${QWEN_LRS[@]}" $COMMON
+        zero-shot,mezo,mezo_bcd,fzoo_bcd,lozo --lr auto --lr mezo=3e-7,6e-7 --lr mezo_bcd=1e-5,2e-5 \
+        --lr fzoo_bcd=3e-4,1e-3 --lr lozo=3e-7,6e-7 $COMMON
 }
 
 steps() {
