@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+import here
 import run_toy
 from toy import zeroblock
 from zeroblock.errors import ZeroBlockError
@@ -40,10 +41,8 @@ from zeroblock.train.workload import prepare, resolve
 ROOT = Path(__file__).parents[2]
 
 
-class Here:
+class Heats(here.Here):
     """A hand that makes heats in this process."""
-
-    alive = True
 
     def make(self, run: Run, folder: Path, log: Path) -> str:
         try:
@@ -51,16 +50,10 @@ class Here:
         except ZeroBlockError as error:
             return str(error)
 
-    def stop(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
 
 @contextlib.contextmanager
-def hiring(*words: Any) -> Iterator[tuple[int, type[Here]]]:
-    yield 1, Here
+def hiring(*words: Any) -> Iterator[tuple[int, type[Heats]]]:
+    yield 1, Heats
 
 
 @pytest.fixture(scope="module")
