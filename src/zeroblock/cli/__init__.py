@@ -19,6 +19,7 @@ from ..train.peers import RankError
 from . import (
     apply,
     bench,
+    bench_methods,
     bench_ranks,
     blocks,
     demo,
@@ -94,6 +95,7 @@ app.command("methods")(methods.methods)
 app.command("blocks")(blocks.blocks)
 app.command("schedule")(schedule.schedule)
 app.add_typer(tasks.app, name="tasks")
+bench.app.command("methods")(bench_methods.methods)
 bench.app.command("ranks")(bench_ranks.ranks)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")

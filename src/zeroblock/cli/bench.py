@@ -95,15 +95,15 @@ def step(
     where = models.place(device)
     if csv is not None:
         rows_of.check(csv)
-    pools = {name: _pool(name, model, data, encoded, tokenizer, seed) for name in names}
+    pools = {name: pool_of(name, model, data, encoded, tokenizer, seed) for name in names}
     config: Any = models.skeleton(model).config  # before idle: imports are not the model's memory
     for name, pool in pools.items():
-        _check(pool, config, name)
+        check_lengths(pool, config, name)
     if csv is not None:
         rows_of.append(csv, [])  # a file that cannot be written fails before anything is measured
     idle = resident()
     _say(f"{model} on {where}")
-    loaded = _model(model, where, dtype)
+    loaded = model_of(model, where, dtype)
     rows: list[BenchRow] = []
     for name, pool in pools.items():
         fitting = pool.folded(int(config.vocab_size))
@@ -153,14 +153,14 @@ def run(
     where = models.place(device)
     if csv is not None:
         rows_of.append(csv, [], runs.RunRow)
-    pools = {name: _pool(name, model, data, encoded, tokenizer, seed) for name in _names(task)}
+    pools = {name: pool_of(name, model, data, encoded, tokenizer, seed) for name in _names(task)}
     config: Any = models.skeleton(model).config
     idle = resident()
     _say(f"{model} on {where}")
-    loaded = _model(model, where, dtype, weights)
+    loaded = model_of(model, where, dtype, weights)
     rows: list[runs.RunRow] = []
     for name, pool in pools.items():
-        _check(pool, config, name)
+        check_lengths(pool, config, name)
         fitting = pool.folded(int(config.vocab_size))
         beside = runs.reference_ms(loaded, fitting, batch_size, seed) if reference else None
         row = runs.measure(
@@ -203,10 +203,10 @@ def cost(
     where = models.place(device)
     if csv is not None:
         rows_of.append(csv, [], costs.CostRow)
-    pool = _pool(task, model, data, encoded, tokenizer, 0)
+    pool = pool_of(task, model, data, encoded, tokenizer, 0)
     config: Any = models.skeleton(model).config
-    _check(pool, config, task)
-    loaded = _model(model, where, dtype)
+    check_lengths(pool, config, task)
+    loaded = model_of(model, where, dtype)
     pool = pool.folded(int(config.vocab_size))
     rows = costs.table(loaded, pool, (model, task), method, batch_size, rounds, _graphs(graphs), hold)
     if csv is not None:
@@ -301,7 +301,7 @@ def _graphs(text: str) -> bool | None:
     return GRAPHS[text]
 
 
-def _pool(name: str, model: str, data: Path | None, encoded: Path | None, tokenizer: str | None, seed: int) -> Pool:
+def pool_of(name: str, model: str, data: Path | None, encoded: Path | None, tokenizer: str | None, seed: int) -> Pool:
     """The examples of a task, from token ids or from the data."""
     from .. import model as models
     from ..bench import batch
@@ -319,7 +319,7 @@ def _positions(config: Any) -> int:
     return min(MAX_TOKENS, getattr(config, "max_position_embeddings", None) or MAX_TOKENS)
 
 
-def _check(pool: Pool, config: Any, task: str) -> None:
+def check_lengths(pool: Pool, config: Any, task: str) -> None:
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and pool.longest > limit:
         raise ZeroBlockError(
@@ -328,7 +328,7 @@ def _check(pool: Pool, config: Any, task: str) -> None:
         )
 
 
-def _model(name: str, device: torch.device, dtype: str, weights: str | None = None) -> Any:
+def model_of(name: str, device: torch.device, dtype: str, weights: str | None = None) -> Any:
     from .. import model as models
 
     # the published procedures use fp16 where the library would choose bf16

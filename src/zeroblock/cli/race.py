@@ -1,10 +1,12 @@
-"""``zeroblock race``: several methods on one model and task, at equal wall clock."""
+"""``zeroblock race``: several methods on one model, on one task or several, at equal wall clock."""
 
 from __future__ import annotations
 
 import json as jsonlib
+import math
 import shlex
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,25 +20,35 @@ from .train import settings
 if TYPE_CHECKING:
     from ..race.course import Course
     from ..race.plan import Race
-    from ..sweep.outcome import Outcome
+    from ..race.score import Score
     from ..sweep.plan import Run
 
 SETTINGS = (
-    "model", "random_weights", "trust_remote_code", "dtype", "device", "task", "data", "train", "dev", "test",
+    "model", "random_weights", "trust_remote_code", "dtype", "device", "data", "train", "dev", "test",
     "train_tokens", "batch_size", "lr_schedule", "eps", "eval_limit",
 )  # fmt: skip
 
 
 @settings(*SETTINGS)
 def race(
+    task: Annotated[
+        str | None, typer.Option(help="A task as of zeroblock train, or several with commas between.", metavar="A,B,…")
+    ] = None,
     methods: Annotated[
-        str, typer.Option(help="The methods, with commas between; ft is backpropagation with Adam.", metavar="A,B,…")
+        str,
+        typer.Option(
+            help="The methods, with commas between; NAME=METHOD is a variant that --set NAME.FIELD changes, ft is "
+            "backpropagation with Adam, zero-shot the model as it is.",
+            metavar="A,B,…",
+        ),
     ] = "mezo,mezo_bcd,lozo,ft",
     lr: Annotated[
         list[str] | None,
         typer.Option(
             metavar="[METHOD=]X,Y,…",
-            help="Learning rates to try, for all methods or for one; may be repeated. ft has its own around 3e-5.",
+            help="Learning rates to try, for all methods or for one; auto adds the method without one. May be "
+            "repeated. ft has its own around 3e-5. [auto]",
+            show_default=False,
         ),
     ] = None,
     max_minutes: Annotated[float, typer.Option(help="Minutes of training per runner; evaluations come on top.")] = 10.0,
@@ -44,9 +56,14 @@ def race(
     try_share: Annotated[
         float, typer.Option(help="The fraction of the minutes for which a learning rate is tried.")
     ] = 0.25,
-    evals: Annotated[int, typer.Option(min=1, help="Evaluations per runner.")] = 8,
+    evals: Annotated[int, typer.Option(min=1, help="Evaluations on dev per runner.")] = 8,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the race; by default runs/race-TASK-MODEL.", metavar="DIR")
+        Path | None,
+        typer.Option(
+            help="Folder of the race, or with several tasks of TASK/ for each. [runs/race-TASK-MODEL]",
+            metavar="DIR",
+            show_default=False,
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -56,27 +73,43 @@ def race(
             help="Another setting of zeroblock train, for all methods or for one, such as lozo.rank=4.",
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runners at a time; they then share the machine.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runners at a time, always as many; they share the machine.")] = 1,
+    total_minutes: Annotated[
+        float | None, typer.Option(help="Begin no more runners that would not end within so many minutes.")
+    ] = None,
     executor: Executor = "local",
     address: Address = None,
     cpus: Cpus = 1.0,
     gpus: Gpus = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and how long it takes.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the standings as JSON, one object per line.")] = False,
     **given: Any,
 ) -> None:
-    """Race several methods on one model and task, at equal wall clock.
+    """Race several methods on one model, on one task or several, at equal wall clock.
 
-    For example: `zeroblock race --model smollm2 --task reviews --methods mezo_bcd,lozo,ft --lr 1e-4,3e-4,1e-3
+    For example: `zeroblock race --model smollm2 --task reviews --methods mezo_bcd,lozo,ft --lr auto,1e-4,3e-4
     --max-minutes 2 --seeds 1`
 
-    A short lap finds the pace of every method, then dev chooses its learning rate among as many as the
-    others may try, then its runners train for the same time. The folder gets race.md, race.svg, race.csv
-    and report.html. Stop the race at any time; the same command continues it, and one with more
-    methods or seeds adds them.
+    Dev chooses the learning rate of every method among as many as the others may try, then its
+    runners train for the same time; without --lr every method finds its own steps. Test is
+    measured once per runner. The folder gets race.md, race.svg, race.csv and report.html. Stop
+    the race at any time; the same command continues it, and one with more methods or seeds adds
+    them.
     """
     flags = {name: value for name, value in given.items() if value is not None}
-    planned = _plan(flags, methods, lr or [], overrides or [], max_minutes, seeds, try_share, evals)
-    folder = out or Path("runs") / f"race-{Path(flags['task']).stem}-{Path(flags['model']).name}"
+    tasks = [name.strip() for name in (task or "").split(",") if name.strip()]
+    planned = [
+        _plan({**flags, "task": name}, methods, lr or [], overrides or [], max_minutes, seeds, try_share, evals, jobs)
+        for name in tasks
+    ]
+    if not planned:
+        raise ZeroBlockError("task is missing: give --task")
+    stems = "-".join(Path(name).stem for name in tasks)
+    folder = out or Path("runs") / f"race-{stems}-{Path(flags['model']).name}"
+    if not json:
+        typer.echo(_preview(planned))
+    if dry_run:
+        return
     if jobs > 1:
         warnings.warn(
             f"--jobs {jobs}: runners that share a device slow each other down, so seconds are those of a busy machine; "
@@ -84,23 +117,25 @@ def race(
             ZeroBlockWarning,
             stacklevel=2,
         )
-    if not json:
-        typer.echo(_preview(planned))
-    folder.mkdir(parents=True, exist_ok=True)
+    from ..race.course import Course
+    from ..race.stable import Stable, duration
+
+    command = shlex.join(["zeroblock", *sys.argv[1:]])
+    places = [folder / Path(one.task).stem if len(planned) > 1 else folder for one in planned]
+    courses = [Course(one, place, command) for one, place in zip(planned, places, strict=True)]
+    for course in courses:
+        course.save()
+    until = math.inf
+    if total_minutes is not None:
+        until = time.monotonic() + 60 * total_minutes - duration(planned[0].seconds)
     with hiring(folder, jobs, executor, address, cpus, gpus) as (at_a_time, hire):
-        from ..race.course import Course
-
-        course = Course(planned, folder, at_a_time, hire, lambda line: _say(line, json), lambda *news: tell(*news))
-        command = _command(sys.argv)
-
-        def tell(event: str, run: Run, outcome: Outcome | None, error: str) -> None:
-            if event == "end":
-                _write(course, command)
-            _say(_news(event, run, outcome, error), json)
-
+        stable = Stable(courses, folder, at_a_time, hire, lambda *news: _tell(json, *news), until)
         with stoppable(lambda: f"what is done is in {folder}"):
-            course.make()
-    _finish(course, command, json)
+            stable.make()
+    for course in courses:
+        _finish(course, json)
+    if any(course.failed for course in courses):
+        raise typer.Exit(1)
 
 
 def _plan(
@@ -112,95 +147,82 @@ def _plan(
     seeds: int,
     share: float,
     evals: int,
+    jobs: int,
 ) -> Race:
     """Check everything that was asked for, before anything runs."""
     from ..race.plan import Race, enter
     from ..sweep.grid import parse
 
-    for name in ("model", "task"):
-        if name not in flags:
-            raise ZeroBlockError(f"{name} is missing: give --{name}")
+    if "model" not in flags:
+        raise ZeroBlockError("model is missing: give --model")
     common: dict[str, Any] = {"trust_remote_code": True} if flags.pop("trust_remote_code", False) else {}
     own: dict[str, dict[str, Any]] = {}
     for name, value in parse(overrides).items():
-        method, dot, field = name.partition(".")
+        entrant, dot, field = name.partition(".")
         if dot:
-            own.setdefault(method, {})[field] = value
+            own.setdefault(entrant, {})[field] = value
         else:
             common[name] = value
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    return Race(flags, enter(names, lr, own), seeds, minutes, share, evals, common)
+    return Race(flags, enter(names, lr, own), seeds, minutes, share, evals, common, jobs)
 
 
-def _preview(race: Race) -> str:
+def _preview(races: list[Race]) -> str:
     """Say what is going to happen, and how long it takes."""
-    tried = max(len(one.lrs) for one in race.entrants)
-    each = race.lap_seconds + race.seconds * ((tried * race.share if tried > 1 else 0.0) + race.seeds)
-    minutes = each * len(race.entrants) / 60
-    names = ", ".join(one.method for one in race.entrants)
-    return (
-        f"{names}: {race.minutes:g} min of training per runner, {race.seeds} seed{'s' if race.seeds > 1 else ''}, "
-        f"{tried} learning rate{'s' if tried > 1 else ''} each; about {minutes:.0f} min of training in all, "
-        "evaluations come on top"
+    from ..race.stable import BETWEEN_S, START_S, expected_seconds
+
+    first, lines, whole = races[0], [], START_S
+    names = ", ".join(one.name for one in first.entrants)
+    lines.append(
+        f"{names}: {first.seconds:g} s of training per runner, {first.seeds} seed{'s' if first.seeds > 1 else ''}, "
+        f"{first.jobs} at a time"
     )
+    for one in races:
+        count, seconds = expected_seconds(one)
+        whole += seconds
+        lines.append(f"{Path(one.task).stem}: {count} heats, about {seconds:.0f} s")
+    lines.append(
+        f"about {whole:.0f} s in all, if {START_S:g} s pass before the first heat and a heat takes {BETWEEN_S:g} s "
+        "beside its steps"
+    )
+    return "\n".join(lines)
 
 
-def _news(event: str, run: Run, outcome: Outcome | None, error: str) -> str:
+def _tell(json: bool, event: str, course: Course, run: Run, score: Score | None, error: str) -> None:
+    from ..race import table
+
     if event == "begin":
-        return f"begin  {run.name}"
-    if outcome is None:
-        return f"fail   {run.name}: {shown(error, MAX_REASON)}"
-    return f"end    {run.name}: dev {outcome.dev:.1%}, loss {outcome.dev_loss:.4f}, {outcome.steps} steps"
-
-
-def _say(line: str, json: bool) -> None:
+        line = f"begin  {run.name}"
+    elif score is None:
+        line = f"fail   {run.name}: {shown(error, MAX_REASON)}"
+    else:
+        table.write(course)
+        line = f"end    {run.name}: dev {score.best.dev:.1%}, loss {score.best.loss:.4f}, {score.steps} steps"
     typer.echo(line, err=json or line.startswith("fail"))
 
 
-def _write(course: Course, command: str) -> None:
-    from ..race import table
-
-    table.write(course, command)
-
-
-def _finish(course: Course, command: str, json: bool) -> None:
-    """Write everything and print the standings; the exit status is 1 if a method or a runner failed."""
+def _finish(course: Course, json: bool) -> None:
+    """Write everything and print the standings."""
     import dataclasses
-    import importlib.util
 
     from ..evaluate.measurement import plain
-    from ..race import figure, page, table
-
-    scores = course.scores()
-    if importlib.util.find_spec("matplotlib") is not None:
-        figure.draw(course.folder, table.title(course), scores)
-    else:
-        _say("no figure: it needs pip install 'zeroblock[figures]'", True)
-    _write(course, command)
-    page.write_page(course, command)
-    if json:
-        for one in table.standings(scores):
-            typer.echo(jsonlib.dumps(plain(dataclasses.asdict(one))))
-    else:
-        _print(course, scores)
-    if course.out or course.failed:
-        raise typer.Exit(1)
-
-
-def _print(course: Course, scores: Any) -> None:
     from ..race import table
+    from ..race.page import write_report
 
-    rows = [table.SHORT, *(table.cells(one)[: len(table.SHORT)] for one in table.standings(scores))]
+    course.save()
+    write_report(course.folder)
+    if not (course.folder / "race.svg").is_file():
+        typer.echo("no figure: it needs pip install 'zeroblock[figures]', then zeroblock report draws it", err=True)
+    if json:
+        for one in table.standings(course.scores):
+            typer.echo(jsonlib.dumps({"task": course.race.task} | plain(dataclasses.asdict(one))))
+        return
+    rows = [table.SHORT, *(table.cells(one)[: len(table.SHORT)] for one in table.standings(course.scores))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     typer.echo(f"\n{table.title(course)}")
     for row in rows:
         words = [word.rjust(width) for word, width in zip(row, widths, strict=True)]
         typer.echo("  ".join([row[0].ljust(widths[0]), *words[1:]]))
-    for note in table.uneven(scores, course.race.seconds):
-        typer.echo(note[2:])
+    for note in table.notes(course):
+        typer.echo(note)
     typer.echo(f"race.md, race.svg, race.csv, runners.csv and report.html are in {course.folder}")
-
-
-def _command(words: list[str]) -> str:
-    """The command as it was typed."""
-    return shlex.join(["zeroblock", *words[1:]])

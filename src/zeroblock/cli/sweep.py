@@ -15,7 +15,7 @@ import typer
 from ..errors import ZeroBlockError, shown, unknown
 
 if TYPE_CHECKING:
-    from ..sweep.crew import Hire
+    from ..sweep.hands import Hire
     from ..sweep.outcome import Outcome, Outcomes
     from ..sweep.plan import Run, Sweep
 
@@ -108,7 +108,7 @@ def hiring(
         cpus: cores per run on Ray.
         gpus: GPUs per run on Ray.
     """
-    from ..sweep.crew import local
+    from ..sweep.hands import local
 
     if executor not in EXECUTORS:
         raise unknown("executor", executor, EXECUTORS)

@@ -9,27 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from .. import atomic
+from .plan import AUTO
 from .score import Score, band
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """The palette of Okabe and Ito without its yellow, which is too pale for a line."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-LINES = ("-", "--", ":")
-"""Methods beyond the colours come again with another line."""
+LEGEND_COLUMNS, ROW_INCHES = 5, 0.18
 SIZE_INCHES = (8.4, 5.6)
 LOSS_MARGIN = 1.25
 """A loss above the one before training by more than this factor lies outside the figure."""
 
 
 def draw(folder: Path, title: str, scores: Mapping[str, Sequence[Score]]) -> list[Path]:
-    """Draw ``race.svg`` and ``race.png``; nothing if no runner has two evaluations.
+    """Draw ``race.svg`` and ``race.png``; nothing if no runner has two evaluations, or without matplotlib.
 
     Args:
         folder: where the files go.
         title: above the panels.
-        scores: by method, in the order of the legend.
+        scores: by entrant, in the order of the legend.
     """
-    import matplotlib as mpl
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        return []
     from matplotlib.figure import Figure
 
     from ..report.figure import STYLE
@@ -37,9 +40,11 @@ def draw(folder: Path, title: str, scores: Mapping[str, Sequence[Score]]) -> lis
     ran = {name: some for name, some in scores.items() if band(some, "seconds", "dev") is not None}
     if not ran:
         return []
-    metric = next(iter(ran.values()))[0].metric
+    metric = next(iter(ran.values()))[0].dev_metric
     with mpl.rc_context(STYLE | {"svg.hashsalt": "zeroblock", "svg.fonttype": "path"}):  # type: ignore[arg-type]
-        figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+        width, height = SIZE_INCHES
+        rows = -(-len(ran) // LEGEND_COLUMNS)
+        figure = Figure(figsize=(width, height + ROW_INCHES * (rows - 1)), layout="constrained")
         figure.suptitle(title, x=0.01, ha="left", fontsize=10)
         panels = figure.subplots(2, 2, sharex="col", sharey="row")
         for row, of in enumerate(("dev", "loss")):
@@ -53,7 +58,7 @@ def draw(folder: Path, title: str, scores: Mapping[str, Sequence[Score]]) -> lis
         _bound(panels[1][0], ran)
         figure.align_ylabels()
         handles, labels = panels[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), LEGEND_COLUMNS))
         paths = [folder / "race.svg", folder / "race.png"]
         for path in paths:
             picture = io.BytesIO()
@@ -64,14 +69,20 @@ def draw(folder: Path, title: str, scores: Mapping[str, Sequence[Score]]) -> lis
 
 
 def _panel(axes: Any, scores: Mapping[str, Sequence[Score]], against: str, of: str) -> None:
-    """Draw a mean per method, with a band of one standard deviation where there are several seeds."""
+    """Draw a mean per entrant, with a band of one standard deviation where there are several seeds.
+
+    A method has one colour; its line is dashed where nobody set a learning rate.
+    """
     scale = 100.0 if of == "dev" else 1.0
-    for number, (name, some) in enumerate(scores.items()):
+    plain = list(dict.fromkeys(name.removesuffix(f" {AUTO}") for name in scores))
+    for name, some in scores.items():
         curve = band(some, against, of)
         if curve is None:
             continue
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        line = LINES[number // len(COLOURS) % len(LINES)]
+        number = plain.index(name.removesuffix(f" {AUTO}"))
+        colour = COLOURS[number % len(COLOURS)]
+        marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # methods beyond the colours have another
+        line = "--" if name.endswith(f" {AUTO}") else "-"
         mean, spread = scale * curve.mean, scale * curve.spread
         axes.plot(curve.x, mean, color=colour, marker=marker, linestyle=line, label=name)
         if spread.any():

@@ -7,27 +7,42 @@ from pathlib import Path
 from .. import atomic
 from ..report.html import REPORT, card, command, page, plain, table
 from .course import Course
-from .table import cells, head, rules, standings, title
+from .table import cells, head, notes, rules, standings, title
 
 
-def write_page(course: Course, line: str) -> Path:
+def write_report(folder: Path) -> Path:
+    """Write everything about the race in a folder again, from its heats, and return the path of the page.
+
+    Args:
+        folder: with ``race.json`` and ``heats.jsonl``.
+    """
+    from .figure import draw
+    from .table import write
+
+    course = Course.open(folder)
+    write(course)
+    draw(course.folder, title(course), course.scores)
+    return write_page(course)
+
+
+def write_page(course: Course) -> Path:
     """Write the page and return its path.
 
     Args:
         course: the race so far.
-        line: the command that makes it.
     """
-    scores = course.scores()
-    names, found = head(course, scores), standings(scores)
+    names, found = head(course), standings(course.scores)
     figure = course.folder / "race.svg"
     picture = figure.read_text(encoding="utf-8") if figure.is_file() else ""
     rows = [[plain(cell) for cell in cells(one)] for one in found]
+    remarks = notes(course)
     body = [
         f"<header><h1>{plain(title(course))}</h1></header>",
         card("Standings", table([plain(name) for name in names], rows, numbers=range(1, len(names)))),
         card("Dev, against seconds and forward passes", picture[picture.find("<svg") :]) if picture else "",
-        card("Rules", *(f"<p>{plain(rule)}</p>" for rule in rules(course, scores) if rule)),
-        card("Command", command("Make the race, or what is left of it", line)),
+        card("Rules", *(f"<p>{plain(rule)}</p>" for rule in rules(course) if rule)),
+        card("Notes", *(f"<p>{plain(note)}</p>" for note in remarks)) if remarks else "",
+        card("Command", command("Make the race, or what is left of it", course.command)),
     ]
     path = course.folder / REPORT
     atomic.write(path, page(title(course), body))

@@ -1,33 +1,52 @@
-"""The plan of a race: who runs, with which learning rates, for how many steps.
-
-A runner's length is a number of steps, as of every run, so that learning rates that fall and journals work as
-always.  The number is what fits into the minutes at the pace that was measured before.
-"""
+"""The plan of a race: who runs, with which learning rates, for how many seconds."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..errors import ZeroBlockError, unknown
-from ..sweep.clock import Pace
-from ..sweep.plan import Run, Sweep
+from ..sweep.grid import show
+from ..sweep.plan import Run
 from ..train.config import BACKPROPAGATION, Config
 
 Fields = dict[str, Any]
+Rate = float | None
+"""A learning rate; None where the method finds its own."""
 
+ZERO_SHOT = "zero-shot"
+AUTO = "auto"
 FT_LR, FT_FACTOR = 10**-4.5, 10**0.5
 """The learning rates of Adam that are tried unless others are given: around this one, at this factor."""
-OWN = ("method", "lr", "steps", "seed", "data_seed", "eval_every", "eval_start", "max_minutes", "save_weights")
+OWN = (
+    "method", "lr", "steps", "seed", "data_seed", "eval_every", "eval_start", "max_minutes", "save_weights", "warmup",
+    "fold", "snapshot_every", "track", "parallel", "shares",
+)  # fmt: skip
 """Settings that are not for the user of a race to give."""
 TRY_EVALS = 2
 """Evaluations of a try."""
 MAX_STEPS = 100_000_000
-"""More than any lap takes."""
-MIN_LAP_S, MAX_LAP_S, LAP_SHARE = 4.0, 60.0, 0.1
-"""The lap that finds a method's pace takes this share of the minutes, within these seconds."""
+"""More than any runner takes: the clock ends it."""
+FOLD_STEPS = 50
+"""Evaluations fall on multiples of this, where a method collects steps before it writes them into the weights."""
+RUNNER = "zeroblock.race.runner"
+"""The module that makes a heat."""
+WARM_UP_SHARE, MAX_WARM_UP_S = 0.25, 2.0
+
+
+def warm_up_seconds(seconds: float) -> float:
+    """How long a heat takes steps that move nothing before its clock starts: SmolLM2's are captured by then.
+
+    Args:
+        seconds: of training.
+    """
+    return min(WARM_UP_SHARE * seconds, MAX_WARM_UP_S)
 
 
 @dataclass(frozen=True)
@@ -35,27 +54,21 @@ class Entrant:
     """A method in a race.
 
     Args:
-        method: its name in ``METHODS``, or ``ft``.
-        lrs: the learning rates that dev chooses from.
-        fields: settings for this method alone.
+        name: in the tables.
+        method: its name in ``METHODS``, ``ft``, or ``zero-shot``.
+        lrs: the learning rates that dev chooses from; ``(None,)`` where the method finds its own.
+        fields: settings for this entrant alone.
     """
 
+    name: str
     method: str
-    lrs: tuple[float, ...]
+    lrs: tuple[Rate, ...]
     fields: Fields = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class Length:
-    """How long a run is.
-
-    Args:
-        steps: in all.
-        every: steps from one evaluation to the next.
-    """
-
-    steps: int
-    every: int
+    @property
+    def tries(self) -> bool:
+        """Whether dev has anything to choose."""
+        return len(self.lrs) > 1
 
 
 @dataclass(frozen=True)
@@ -64,12 +77,13 @@ class Race:
 
     Args:
         settings: of every run: model, task and so on.
-        entrants: the methods; the first is the yardstick of the others.
-        seeds: runners per method; each seed is one of the data and of the noise.
+        entrants: the methods; the first that trains is the yardstick of the others.
+        seeds: runners per entrant; each seed is one of the data and of the noise.
         minutes: of training per runner, without evaluations.
         share: the fraction of the minutes that one learning rate is tried for.
         evals: evaluations per runner, besides the one before the first step.
-        overrides: settings of every run that win over those of the methods.
+        overrides: settings of every run that win over those of the entrants.
+        jobs: runners at a time, always as many.
     """
 
     settings: Fields
@@ -79,9 +93,10 @@ class Race:
     share: float = 0.25
     evals: int = 8
     overrides: Fields = field(default_factory=dict)
+    jobs: int = 1
 
     def __post_init__(self) -> None:
-        for name, low in (("seeds", 1), ("evals", 1)):
+        for name, low in (("seeds", 1), ("evals", 1), ("jobs", 1)):
             if getattr(self, name) < low:
                 raise ZeroBlockError(f"{name} must be at least {low}, got {getattr(self, name)}")
         if not self.minutes > 0:
@@ -91,8 +106,9 @@ class Race:
         given = itertools.chain(self.settings, self.overrides, *(one.fields for one in self.entrants))
         if own := next((name for name in given if name in OWN), None):
             raise ZeroBlockError(f"the race itself decides {own}: leave it out of --set")
+        object.__setattr__(self, "_made", {})
         for entrant in self.entrants:
-            self.lap(entrant)  # which checks its settings before anything runs
+            self.run(entrant, entrant.lrs[0], 0)  # which checks its settings before anything runs
 
     @property
     def seconds(self) -> float:
@@ -100,111 +116,107 @@ class Race:
         return 60 * self.minutes
 
     @property
-    def lap_seconds(self) -> float:
-        """Of the lap that finds a method's pace."""
-        return min(max(LAP_SHARE * self.seconds, MIN_LAP_S), MAX_LAP_S)
+    def task(self) -> str:
+        """The name of the task."""
+        return str((self.settings | self.overrides)["task"])
 
-    def lap(self, entrant: Entrant, factor: float = 1.0) -> Run:
-        """A run that the clock ends, to find the pace of a method; its result is of no use.
+    @property
+    def model(self) -> str:
+        """The name of the model."""
+        return str((self.settings | self.overrides)["model"])
 
-        Args:
-            entrant: the method.
-            factor: on the seconds of the lap.
-        """
-        changes = {"steps": MAX_STEPS, "eval_every": MAX_STEPS, "eval_start": False, "eval_limit": 1}
-        fields = self.settings | entrant.fields | self.overrides | changes | {"save_weights": False}
-        given = {"method": entrant.method, "lr": min(entrant.lrs), "max_minutes": factor * self.lap_seconds / 60}
-        return Run(entrant.method, Config.of(fields | given), {})
+    def tries(self, entrant: Entrant) -> Iterator[Run]:
+        """The heats in which dev chooses the learning rate of an entrant; none if there is nothing to choose."""
+        for lr in entrant.lrs if entrant.tries else ():
+            yield self._heat("try", entrant, lr, 0, self.share * self.seconds, TRY_EVALS)
 
-    def length(self, entrant: Entrant, pace: Pace, share: float, evals: int) -> Length:
-        """The length of a run that takes a share of the minutes.
+    def run(self, entrant: Entrant, lr: Rate, seed: int) -> Run:
+        """A runner: the heat of a seed at a learning rate; its best weights are measured on test."""
+        return self._heat("run", entrant, lr, seed, self.seconds, self.evals)
 
-        Evaluations fall between two turns where turns are short enough: a method that collects the steps of a turn
-        (``lozo``) is slower otherwise.
-        """
-        every = max(1, pace.steps(share * self.seconds) // evals)
-        interval = _interval(self.lap(entrant).config)
-        if every > interval:
-            every -= every % interval
-        return Length(every * evals, every)
+    def _heat(self, kind: str, entrant: Entrant, lr: Rate, seed: int, seconds: float, evals: int) -> Run:
+        made: dict[tuple[Any, ...], Run] = self._made  # type: ignore[attr-defined]  # checking a configuration is slow
+        key = (kind, entrant.name, lr, seed)
+        if key not in made:
+            made[key] = self._new(kind, entrant, lr, seed, seconds, evals)
+        return made[key]
 
-    def tries(self, lengths: Mapping[str, Length]) -> Sweep | None:
-        """The sweep in which dev chooses the learning rate of every method; None if there is nothing to choose.
+    def _new(self, kind: str, entrant: Entrant, lr: Rate, seed: int, seconds: float, evals: int) -> Run:
+        given: Fields = {"method": entrant.method, "seed": seed, "data_seed": seed}
+        if entrant.method != ZERO_SHOT:
+            given |= {"lr": lr, "steps": MAX_STEPS, "eval_every": FOLD_STEPS}
+        config = Config.of({**self.settings, **entrant.fields, **self.overrides, **given})
+        rate = "" if lr is None else f"-lr{show(lr)}"
+        name = re.sub(r"[^\w.+-]+", "-", f"{Path(self.task).stem}-{kind}-{entrant.name}{rate}-seed{seed}")
+        more = {"entrant": entrant.name, "kind": kind, "seconds": seconds, "evals": evals}
+        return Run(name, config, {}, RUNNER, more)
 
-        Args:
-            lengths: by method; methods without one do not take part.
-        """
-        cases = [
-            {"name": one.method, "lr": list(one.lrs), "eval_start": False} | self._case(one, lengths[one.method])
-            for one in self.entrants
-            if one.method in lengths and len(one.lrs) > 1
-        ]
-        return self._sweep({"tune": ["lr"]}, cases, [0]) if cases else None
+    def document(self) -> Fields:
+        """The race as JSON can hold it."""
+        plain: Fields = json.loads(json.dumps(dataclasses.asdict(self)))
+        return plain
 
-    def finals(self, lengths: Mapping[str, Length], lrs: Mapping[str, float]) -> Sweep | None:
-        """The sweep of the runners; None if none is left.
-
-        Args:
-            lengths: by method.
-            lrs: the chosen learning rates, by method; methods without one are out.
-        """
-        cases = [
-            {"name": one.method, "lr": lrs[one.method]} | self._case(one, lengths[one.method])
-            for one in self.entrants
-            if one.method in lengths and one.method in lrs
-        ]
-        return self._sweep({}, cases, list(range(self.seeds))) if cases else None
-
-    def _case(self, entrant: Entrant, length: Length) -> Fields:
-        return entrant.fields | {"method": entrant.method, "steps": length.steps, "eval_every": length.every}
-
-    def _sweep(self, head: Fields, cases: list[Fields], seeds: list[int]) -> Sweep:
-        file = head | {"run": self.settings, "case": cases, "grid": {"seed": seeds}, "follow": {"data_seed": "seed"}}
-        return Sweep.of("race", file, self.overrides)
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Race:
+        """The race of a document."""
+        entrants = tuple(Entrant(**{**one, "lrs": tuple(one["lrs"])}) for one in document["entrants"])
+        return cls(**{**document, "entrants": entrants})
 
 
-def enter(methods: Sequence[str], lrs: Sequence[str], fields: Mapping[str, Fields]) -> tuple[Entrant, ...]:
-    """Make the entrants of a race; every method gets the same number of learning rates.
+def enter(names: Sequence[str], lrs: Sequence[str], fields: Mapping[str, Fields]) -> tuple[Entrant, ...]:
+    """Make the entrants of a race; all that have learning rates get the same number of them.
 
     Args:
-        methods: their names.
-        lrs: ``1e-4,3e-4`` for all methods of ``METHODS``, or ``method=1e-4,3e-4`` for one.
-        fields: settings of single methods.
+        names: methods, or ``name=method`` for a variant with settings of its own.
+        lrs: ``1e-4,3e-4`` for all entrants, or ``name=1e-4,3e-4`` for one; ``auto`` adds the same method without a
+            learning rate. Without any, every method finds its own.
+        fields: settings of single entrants.
 
-    >>> [(one.method, one.lrs) for one in enter(["mezo", "ft"], ["1e-4,3e-4,1e-3", "ft=1e-5,2e-5,4e-5"], {})]
-    [('mezo', (0.0001, 0.0003, 0.001)), ('ft', (1e-05, 2e-05, 4e-05))]
+    >>> [(one.name, one.lrs) for one in enter(["mezo", "ft"], ["auto,1e-4,3e-4"], {})]
+    [('mezo', (0.0001, 0.0003)), ('mezo auto', (None,)), ('ft', (3e-05, 0.0001))]
     """
     from ..method import METHODS
 
-    known = [*METHODS, BACKPROPAGATION]
-    for name in (*methods, *fields):
-        if name not in known:
-            raise unknown("method", name, known)
-    if len(set(methods)) < len(methods) or not methods:
-        raise ZeroBlockError("--methods names a method twice, or none: write --methods mezo,mezo_bcd,ft")
-    common: tuple[float, ...] = ()
-    own: dict[str, tuple[float, ...]] = {}
-    for text in lrs:
+    known = [*METHODS, BACKPROPAGATION, ZERO_SHOT]
+    methods = {name: method or name for name, _, method in (word.partition("=") for word in names)}
+    for method in methods.values():
+        if method not in known:
+            raise unknown("method", method, known)
+    if len(methods) < len(names) or not names:
+        raise ZeroBlockError("--methods names an entrant twice, or none: write --methods mezo,mezo_bcd,ft")
+    for name in fields:
+        if name not in methods:
+            raise unknown("method in --set:", name, methods)
+    common: tuple[Rate, ...] = ()
+    own: dict[str, tuple[Rate, ...]] = {}
+    for text in lrs or [AUTO]:
         name, equals, values = text.rpartition("=")
         if equals and name not in methods:
             raise unknown("method in --lr:", name, methods)
         if equals:
             own[name] = _rates(values)
         else:
-            common = _rates(values)
-    count = len(common) or max(map(len, own.values()), default=0)
+            common += _rates(values)
+    free = None in common
+    common = tuple(lr for lr in common if lr is not None)
+    count = len(common) or max((len([lr for lr in some if lr is not None]) for some in own.values()), default=0)
     entrants = []
-    for name in methods:
-        rates = own.get(name) or (adam_rates(count) if name == BACKPROPAGATION else common)
-        if not rates:
-            raise ZeroBlockError(
-                f"{name} needs learning rates to try: give --lr 1e-4,3e-4,1e-3 for all methods, or --lr {name}=1e-4,…"
-            )
-        if len(rates) != count:
+    for name, method in methods.items():
+        mine, settings = own.get(name, common), dict(fields.get(name, {}))
+        if method == ZERO_SHOT:
+            entrants.append(Entrant(name, method, (None,), settings))
+            continue
+        if method == BACKPROPAGATION and name not in own:
+            mine = adam_rates(max(count, 1))
+        rates = tuple(lr for lr in mine if lr is not None)
+        if rates and len(rates) != max(count, 1):
             raise ZeroBlockError(
                 f"every method tries the same number of learning rates: {name} has {len(rates)}, others have {count}"
             )
-        entrants.append(Entrant(name, rates, dict(fields.get(name, {}))))
+        if rates:
+            entrants.append(Entrant(name, method, rates, settings))
+        if method != BACKPROPAGATION and (free or None in mine or not rates):
+            entrants.append(Entrant(f"{name} {AUTO}", method, (None,), settings))
     return tuple(entrants)
 
 
@@ -217,38 +229,11 @@ def adam_rates(count: int) -> tuple[float, ...]:
     return tuple(sorted(float(f"{FT_LR * FT_FACTOR ** (i - (count - 1) // 2):.0e}") for i in range(count)))
 
 
-def _rates(text: str) -> tuple[float, ...]:
+def _rates(text: str) -> tuple[Rate, ...]:
     try:
-        rates = tuple(float(word) for word in text.split(","))
+        rates = tuple(None if word.strip() == AUTO else float(word) for word in text.split(","))
     except ValueError as error:
-        raise ZeroBlockError(f"--lr {text!r}: write numbers with commas between, as in 1e-4,3e-4,1e-3") from error
+        raise ZeroBlockError(f"--lr {text!r}: write numbers with commas between, as in auto,1e-4,3e-4") from error
     if len(set(rates)) < len(rates):
         raise ZeroBlockError(f"--lr {text!r} has a learning rate twice")
     return rates
-
-
-def _interval(config: Config) -> int:
-    from ..method import METHODS, specimen
-    from ..train.compose import options
-
-    if config.method == BACKPROPAGATION:
-        return 1
-    return METHODS[config.method](specimen(), lr=config.lr, **options(config)).interval
-
-
-def forwards(config: Config) -> int:
-    """Forward passes per step: one per batch and point where the estimator measures.
-
-    A forked pass of two points counts as two, whatever it shares.  A step of ``ft`` counts as three per batch: its
-    forward pass, and a backward pass that takes about twice as long.
-
-    >>> forwards(Config(model="m", task="sst2", method="mezo", lr=1e-6, probes=4))
-    8
-    """
-    from ..method import METHODS, specimen
-    from ..train.compose import options
-
-    if config.method == BACKPROPAGATION:
-        return 3 * config.accumulate
-    optimizer = METHODS[config.method](specimen(), lr=config.lr, eps=config.eps, **options(config))
-    return len(optimizer.plan().points) * config.accumulate

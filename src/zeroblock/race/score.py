@@ -1,30 +1,19 @@
-"""The score of a runner: dev against seconds and forward passes, read from its run folder."""
+"""The score of a heat: dev against seconds and forward passes, as its line of ``heats.jsonl`` has them."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..evaluate.evaluator import Evaluation
-from ..evaluate.measurement import read_measurements
-from ..report.summary import select
-from ..sweep.clock import CLOCK, read, seconds_at
-from ..sweep.plan import Run
-from .plan import forwards
-
-SLACK = 0.1
-"""Fraction of the minutes by which an evaluation may be late and still count."""
-
 
 @dataclass(frozen=True)
 class Point:
-    """One evaluation of a runner.
+    """One evaluation on dev.
 
     Args:
         step: how many steps had been taken.
@@ -43,86 +32,67 @@ class Point:
 
 @dataclass(frozen=True)
 class Score:
-    """How a runner did.
+    """How a heat went.
 
     Args:
+        entrant: its name in the race.
         method: its method.
-        lr: its learning rate.
+        lr: its learning rate; None where the method found its own.
         seed: of data and noise.
-        points: the evaluations that count, by step.
-        best: the one that dev selects; None if only the start was evaluated.
-        test: the metric on test at that step; NaN without one.
+        points: the evaluations, by step; the first is before training.
+        best: the one that dev selects.
+        test: the metric on test at that step; NaN for a try.
         metric: its name.
+        dev_metric: the name of the one on dev.
         n: the numbers of dev and test examples.
-        seconds: of training in all, those that do not count among them.
-        evaluating: seconds of evaluation in all, which the clock leaves out.
-        about: machine, versions and date.
+        steps: in all.
+        forwards: forward passes of training.
+        seconds: of training.
+        evaluating: seconds of evaluation, which are not on the clock.
+        about: dtype, machine, versions and date.
     """
 
+    entrant: str
     method: str
-    lr: float
+    lr: float | None
     seed: int
     points: tuple[Point, ...]
-    best: Point | None
+    best: Point
     test: float
     metric: str
+    dev_metric: str
     n: tuple[int, int]
+    steps: int
+    forwards: int
     seconds: float
     evaluating: float
     about: Mapping[str, str]
 
     @classmethod
-    def read(cls, run: Run, folder: Path, limit: float) -> Score | None:
-        """Read the score of a run folder; None if it has no evaluation yet.
+    def of(cls, line: Mapping[str, Any]) -> Score:
+        """Read a heat's result.
 
         Args:
-            run: the runner.
-            folder: its folder.
-            limit: seconds of training; what was measured more than a tenth later does not count.
+            line: as the runner wrote it; a LookupError, TypeError or ValueError says what is wrong with it.
         """
-        try:
-            measured = [one for _, one in read_measurements(folder / "metrics.jsonl")]
-        except ValueError:  # a damaged line: the run measures it again when it is resumed
-            measured = []
-        if not measured:
-            return None
-        clock, each = read(folder / CLOCK), forwards(run.config)
-        splits: dict[str, dict[int, Evaluation]] = {"dev": {}, "test": {}}
-        for one in measured:
-            splits[one.split][one.step] = one.evaluation
-        points = [
-            Point(step, each * step, seconds_at(clock, step), dev.value, dev.loss)
-            for step, dev in sorted(splits["dev"].items())
-        ]
-        counted = [point for point in points if point.seconds <= (1 + SLACK) * limit]
-        later = {point.step: splits["dev"][point.step] for point in counted if point.step}
-        chosen = select(later, run.config.objective == "loss") if later else None
-        best = next((point for point in counted if point.step == chosen), None)
-        test = splits["test"].get(best.step) if best else None
-        sizes = tuple(next((one.n for one in splits[name].values()), 0) for name in ("dev", "test"))
+        points = tuple(
+            Point(int(one["step"]), int(one["forwards"]), _number(one["seconds"]), _number(one["dev"]),
+                  _number(one["loss"]))
+            for one in line["points"]
+        )  # fmt: skip
+        best = next(point for point in points if point.step == line["selected"])
+        lr = line["lr"]
         return cls(
-            run.config.method,
-            run.config.lr or 0.0,
-            run.config.seed,
-            tuple(counted),
-            best,
-            test.value if test else math.nan,
-            measured[0].evaluation.metric,
-            (sizes[0], sizes[1]),
-            points[-1].seconds if points else 0.0,
-            math.fsum(one.evaluation.seconds for one in measured),
-            _about(folder),
-        )
+            str(line["entrant"]), str(line["method"]), None if lr is None else float(lr), int(line["seed"]), points,
+            best, _number(line["test"]), str(line["metric"]), str(line["dev_metric"]),
+            (int(line["dev_n"]), int(line["test_n"])), int(line["steps"]), int(line["forwards"]),
+            _number(line["seconds"]), _number(line["evaluating"]),
+            {name: str(line[name]) for name in ("dtype", "machine", "versions", "date")},
+        )  # fmt: skip
 
 
-def _about(folder: Path) -> dict[str, str]:
-    """The machine, the versions and the day of a run, where its folder tells them."""
-    try:
-        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        versions = ", ".join(f"{name} {about['versions'][name]}" for name in ("zeroblock", "python", "torch"))
-        return {"machine": str(about["machine"]), "versions": versions, "date": str(about["began"])[:10]}
-    except (OSError, ValueError, LookupError, TypeError):
-        return {"machine": "", "versions": "", "date": ""}
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
 
 
 @dataclass(frozen=True)
@@ -166,17 +136,31 @@ def band(scores: Sequence[Score], against: str, of: str) -> Band | None:
     return Band(x, rows.mean(axis=0), spread)
 
 
-def first_to(scores: Sequence[Score], loss: float, of: str) -> list[float]:
-    """Where each runner's dev loss was first as low as a loss; runners that never got there are left out.
+def first_to(scores: Sequence[Score], marks: Mapping[int, float], of: str) -> list[float]:
+    """Where each runner's dev loss was first as low as a mark; runners that never got there are left out.
 
     Args:
-        scores: of one method.
-        loss: the mark.
+        scores: of one entrant.
+        marks: losses by seed, because each seed has its own data.
         of: ``seconds`` or ``forwards``.
     """
     found = []
     for score in scores:
-        there = next((point for point in score.points if point.step and point.loss <= loss), None)
+        mark = marks.get(score.seed, -math.inf)
+        there = next((point for point in score.points if point.step and point.loss <= mark), None)
         if there is not None:
             found.append(float(getattr(there, of)))
     return found
+
+
+def loss_at(score: Score, forwards: float) -> float:
+    """The dev loss of a heat after some forward passes, in proportion between two evaluations.
+
+    Args:
+        score: of the heat.
+        forwards: how many; NaN comes back for more than it took.
+    """
+    finite = [point for point in score.points if math.isfinite(point.loss)]
+    if not finite or forwards > score.points[-1].forwards:
+        return math.nan
+    return float(np.interp(forwards, [point.forwards for point in finite], [point.loss for point in finite]))

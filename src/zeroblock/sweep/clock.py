@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
-import math
 import time
-from bisect import bisect_right
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,49 +107,3 @@ def read(path: Path) -> list[tuple[int, float]]:
         return []
     later = itertools.pairwise([(0, 0.0), *rows])
     return [now for before, now in itertools.takewhile(lambda pair: pair[0] <= pair[1], later)]
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How fast a method steps: ``seconds = start + steps / rate``.
-
-    Args:
-        start: seconds that the first steps take more than the others, for compiling and capturing.
-        rate: steps per second after that.
-    """
-
-    start: float
-    rate: float
-
-    @classmethod
-    def of(cls, rows: list[tuple[int, float]]) -> Pace | None:
-        """Find the pace of a run by the second half of its clock; None for a clock without a step.
-
-        >>> Pace.of([(1, 2.0), (11, 3.0), (21, 4.0)])
-        Pace(start=1.9, rate=10.0)
-        """
-        if not rows or rows[-1][1] <= 0:
-            return None
-        last, seconds = rows[-1]
-        middle, then = next(row for row in rows if row[1] >= seconds / 2)
-        if last == middle or seconds == then:
-            return cls(0.0, last / seconds)
-        rate = (last - middle) / (seconds - then)
-        return cls(max(0.0, round(seconds - last / rate, 6)), rate)
-
-    def steps(self, seconds: float) -> int:
-        """The number of steps that fit into some seconds, at least one."""
-        return max(1, math.floor((seconds - self.start) * self.rate))
-
-
-def seconds_at(rows: list[tuple[int, float]], step: int) -> float:
-    """The seconds of training up to a step, in proportion between two rows.
-
-    >>> seconds_at([(10, 1.0), (20, 3.0)], 15), seconds_at([(10, 1.0)], 5), seconds_at([], 0)
-    (2.0, 0.5, 0.0)
-    """
-    table = [(0, 0.0), *rows]
-    after = bisect_right([at for at, _ in table], step)
-    low, high = table[after - 1], table[min(after, len(table) - 1)]
-    share = (step - low[0]) / (high[0] - low[0]) if high[0] > low[0] else 0.0
-    return low[1] + share * (high[1] - low[1])

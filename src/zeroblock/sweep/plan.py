@@ -9,7 +9,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,15 @@ class Run:
         name: of its folder: the values that vary, for people, then a digest of its configuration.
         config: its settings.
         varied: its values of the fields that vary in the sweep.
+        maker: the module whose ``make`` makes it from a job; by default that of ``zeroblock train``.
+        more: what the job tells that module besides the configuration.
     """
 
     name: str
     config: Config
     varied: Mapping[str, Any]
+    maker: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:

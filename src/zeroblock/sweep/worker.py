@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import gc
+import importlib
 import json
 import os
 import queue
@@ -123,7 +124,8 @@ def job_of(run: Run, folder: Path, log: Path) -> Job:
         folder: its folder.
         log: a file for everything the run prints.
     """
-    return {"config": run.config.dump(), "folder": str(folder), "log": str(log)}
+    job = {"config": run.config.dump(), "folder": str(folder), "log": str(log), "maker": run.maker or __name__}
+    return job | dict(run.more)
 
 
 def perform(job: Job) -> Job:
@@ -137,7 +139,8 @@ def perform(job: Job) -> Job:
     """
     with _printing_to(Path(job["log"])):
         try:
-            return {"error": _make(job["config"], Path(job["folder"])), "sound": True}
+            maker = importlib.import_module(job["maker"])
+            return {"error": maker.make(job), "sound": True}
         except ZeroBlockError as mistake:
             return {"error": str(mistake), "sound": True}
         except Exception as mistake:
@@ -145,12 +148,16 @@ def perform(job: Job) -> Job:
             return {"error": f"{type(mistake).__name__}: {mistake}", "sound": False}
 
 
-def _make(config: str, folder: Path) -> str:
-    """Make a run, or the rest of it; return why it stopped, if it did."""
+def make(job: Job) -> str:
+    """Make a run, or the rest of it; return why it stopped, if it did.
+
+    Args:
+        job: of :func:`job_of`.
+    """
     import torch
 
     from ..report.view import view
-    from ..train.loop import make
+    from ..train import loop
     from .clock import CLOCK, Clock
 
     gc.collect()
@@ -159,8 +166,9 @@ def _make(config: str, folder: Path) -> str:
         torch.cuda.reset_peak_memory_stats()  # the peak of this run, not of the runs before it
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
+    folder = Path(job["folder"])
     shows = Clock(view(quiet=False, json=False), folder / CLOCK)
-    return make(Config.of(tomllib.loads(config)), folder, shows).reason
+    return loop.make(Config.of(tomllib.loads(job["config"])), folder, shows).reason
 
 
 def _listen(jobs: queue.SimpleQueue[Job | None]) -> None:

@@ -69,6 +69,12 @@ def model(config: Config) -> nn.Module:
     return module
 
 
+def holds(config: Config, module: nn.Module) -> bool:
+    """Whether :func:`model` gives this very module, with its weights restored, and loads nothing."""
+    cache = _cache.get()
+    return cache is not None and cache.model is not None and cache.model[:2] == (_key(config), module)
+
+
 def _freeze(module: nn.Module, patterns: list[str]) -> None:
     names = [name for name, _ in module.named_parameters()]
     for pattern in patterns:

@@ -1,0 +1,195 @@
+"""Write the measured parts of docs/race.md from the rows in this folder.
+
+    python results/race/page.py
+
+Every race is a folder with race.json and heats.jsonl; steps.csv holds the step times.  The text between the
+marks in the page is replaced, and the figures go to docs/images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import math
+import re
+import shutil
+import tempfile
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from zeroblock.bench.methods import MethodRow
+from zeroblock.bench.methods import table as steps_table
+from zeroblock.race import figure, table
+from zeroblock.race.course import Course
+from zeroblock.race.plan import AUTO
+from zeroblock.race.score import Score, first_to
+
+HERE = Path(__file__).parent
+DOCS = HERE.parents[1] / "docs"
+MODELS = {"smollm2": "SmolLM2-135M", "qwen": "Qwen2.5-1.5B"}
+TASKS = ("sst2", "rte", "squad", "boolq")
+YARDSTICK = "mezo"
+
+CLAIMS = {
+    "mezo_bcd": "up to 2.77 times as fast as MeZO in wall clock on OPT-13B, with comparable iteration complexity and "
+    "fine-tuning performance",
+    "lozo": "outperforms existing zeroth-order methods, and closely approaches first-order ones",
+    "fzoo": "on average 3 % more accuracy than MeZO with 3 times fewer forward passes",
+    "fzoo_bcd": "FZOO's: on average 3 % more accuracy than MeZO with 3 times fewer forward passes; nobody has "
+    "published it with blocks",
+    "hizoo": "fewer training steps and better accuracy than MeZO; on SST-2 a speed-up of 8 times",
+    "conmezo": "up to 2 times as fast as MeZO",
+    "subzero": "better fine-tuning performance and faster convergence than MeZO",
+    "zo_muon": "24.7 % of MeZO's queries for the same SST-2 performance",
+    "eggroll": "a hundred times the training speed of plain evolution strategies at large populations; it makes no "
+    "claim against MeZO",
+    "lezo": "over 3 times as fast as MeZO on SST-2, BoolQ and Copa, without losing performance",
+    "adalezo": "1.7 to 3.0 times as fast in wall clock as the methods before it",
+    "adamezo": "outperforms MeZO with up to 70 % fewer forward passes",
+    "mezo_greedy": "faster convergence and better accuracy than the methods it is put into",
+    "mezo_svrg": "up to 20 % more test accuracy than MeZO, often with half the GPU hours",
+    "sparse_mezo": "9 % more accuracy than MeZO and 3.5 times as fast, on RTE",
+    "mezo_bcd_adam": "a variant of MeZO-BCD with Adam's moments of one block; the paper's headline is about MeZO-BCD",
+}
+"""What the abstracts of the papers say of the methods' speed and accuracy."""
+
+
+def main() -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=Path, default=HERE, help="the folder of the races and of steps.csv")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of race.md and of images/")
+    args = parser.parse_args()
+    courses = {
+        (model, task): Course.open(args.rows / model / task)
+        for model in MODELS
+        for task in TASKS
+        if (args.rows / model / task / "race.json").is_file()
+    }
+    page = args.docs / "race.md"
+    text = page.read_text(encoding="utf-8")
+    text = filled(text, "standings", standings(courses, args.docs))
+    text = filled(text, "claims", claims(courses))
+    text = filled(text, "commands", commands(courses))
+    text = filled(text, "steps", steps(args.rows / "steps.csv"))
+    page.write_text(text, encoding="utf-8")
+    print(f"{page}: {len(courses)} races")
+
+
+def filled(text: str, name: str, lines: Sequence[str]) -> str:
+    """Replace what stands between the marks of a part."""
+    begin, end = f"<!-- race: {name} -->", f"<!-- race: end of {name} -->"
+    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+    if not pattern.search(text):
+        raise SystemExit(f"docs/race.md has no {begin} … {end}")
+    body = "\n".join([begin, "", *lines, "", end]) if lines else f"{begin}\n{end}"
+    return pattern.sub(lambda _: body, text)
+
+
+def standings(courses: dict[tuple[str, str], Course], docs: Path) -> list[str]:
+    """A figure, the rules and a table per race."""
+    lines: list[str] = []
+    for (model, task), course in courses.items():
+        table.write(course)
+        place = docs / "images" / f"race-{model}-{task}.svg"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lines += ["", f"### {MODELS[model]}, {task}", ""]
+        with tempfile.TemporaryDirectory() as folder:
+            if figure.draw(Path(folder), f"{MODELS[model]}, {task}", course.scores):
+                shutil.move(Path(folder) / "race.svg", place)
+                lines += [f"![Dev against seconds and forward passes, {task}](images/{place.name})", ""]
+        lines += [*table.rules(course), "", *table.standings_table(course), ""]
+        lines += [f"- {note}" for note in table.notes(course)]
+        machine = next((one.about for some in course.scores.values() for one in some), {})
+        lines += ["", f"{machine.get('machine', '')}, {machine.get('versions', '')}, {machine.get('date', '')}."]
+    return lines
+
+
+def claims(courses: dict[tuple[str, str], Course]) -> list[str]:
+    """What each paper says, and what the first race on SmolLM2 found, beside MeZO."""
+    course = courses.get(("smollm2", "sst2"))
+    if course is None:
+        return []
+    scores = course.scores
+    lines = ["| method | its paper says | found here, on SmolLM2-135M's sst2 | is it what the paper says? |"]
+    lines += ["|---|---|---|---|"]
+    for method, said in CLAIMS.items():
+        found, verdicts = [], []
+        for suffix in ("", f" {AUTO}"):
+            mine, other = scores.get(method + suffix) or [], scores.get(YARDSTICK + suffix) or []
+            if mine and other:
+                how = "without an lr" if suffix else "with a chosen lr"
+                result, verdict = beside(mine, other)
+                found.append(f"{how}: {result}")
+                verdicts.append(f"{how}: {verdict}")
+        if found:
+            lines.append(f"| `{method}` | {said} | {'; '.join(found)} | {'; '.join(verdicts)} |")
+    return lines
+
+
+def beside(mine: Sequence[Score], other: Sequence[Score]) -> tuple[str, str]:
+    """A method beside MeZO: test, and the seconds to MeZO's best dev loss; then both in plain words."""
+    a, b = ([100 * one.test for one in some if not math.isnan(one.test)] for some in (mine, other))
+    if not a or not b:
+        return "no test", "open"
+    gap = fmean(a) - fmean(b)
+    error = math.sqrt(sum(stdev(some) ** 2 / len(some) for some in (a, b))) if min(len(a), len(b)) > 1 else math.nan
+    marks = {one.seed: one.best.loss for one in other}
+    reached = {name: first_to(mine, marks, name) for name in ("seconds", "forwards")}
+    own = {name: first_to(other, marks, name) for name in ("seconds", "forwards")}
+    result = f"test {gap:+.1f} points (standard error {error:.1f})"
+    word = "not told apart from MeZO" if math.isnan(error) or abs(gap) <= 2 * error else ""
+    word = word or ("more accurate than MeZO" if gap > 0 else "less accurate than MeZO")
+    if not reached["seconds"]:
+        return f"{result}; no seed reached MeZO's best dev loss", f"{word}; slower"
+    speed = []
+    for name, unit in (("seconds", "time"), ("forwards", "passes")):
+        if own[name]:
+            speed.append(f"{fmean(reached[name]) / fmean(own[name]):.2f} × MeZO's {unit}")
+    count = f"{len(reached['seconds'])} of {len(mine)} seeds reached MeZO's best dev loss"
+    ratio = fmean(reached["seconds"]) / fmean(own["seconds"]) if own["seconds"] else math.nan
+    pace = "faster" if ratio < 1 and len(reached["seconds"]) == len(mine) else "not clearly faster"
+    return f"{result}; {count}" + (f", in {' and '.join(speed)}" if speed else ""), f"{word}; {pace}"
+
+
+def commands(courses: dict[tuple[str, str], Course]) -> list[str]:
+    """The commands that made the races, each once."""
+    found = dict.fromkeys(course.command for course in courses.values())
+    return ["```", *found, "```"] if found else []
+
+
+def steps(path: Path) -> list[str]:
+    """The table of step times."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row_of(line) for line in csv.DictReader(file)]
+    if not rows:
+        return []
+    first = rows[0]
+    where = f"{first.machine}, {first.dtype}, {first.tokens} tokens per batch of {first.batch_size}, {first.versions}"
+    return [*steps_table(rows), "", f"{where}, {first.date}."]
+
+
+def row_of(line: dict[str, str]) -> MethodRow:
+    """Read a row of steps.csv."""
+    kinds = typing.get_type_hints(MethodRow)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(MethodRow):
+        text, kind = line[field.name], kinds[field.name]
+        if kind is bool:
+            values[field.name] = text == "True"
+        elif kind is str:
+            values[field.name] = text
+        else:
+            number = float(text) if text else None
+            values[field.name] = int(number) if number is not None and "int" in str(kind) else number
+    return MethodRow(**values)
+
+
+if __name__ == "__main__":
+    main()
