@@ -13,6 +13,7 @@ share.  A new family that needs special care gets a row here.
 | GPT-OSS                       | attention adds learned sinks to its scores                | ``SINKS``               |
 | BERT, RoBERTa, DistilBERT     | predicts a token at its own place, from both sides of it  | ``MASKED``              |
 | RoBERTa, XLM-R, CamemBERT     | positions count from the one after that of padding        | ``POSITIONS``           |
+| Mixtral, Qwen-MoE, Phi-MoE    | not bf16: the host is asked how many tokens an expert gets | ``EXPERTS``            |
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import operator
 import re
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 OUTPUT_SIDE = re.compile(r"(^|\.)(final\w*|project_out|ln_f|lm_head|score|classifier|pooler)(\.|$)")
@@ -44,6 +46,9 @@ SINKS = ("s_aux",)
 
 MASKED = re.compile(r"ForMaskedLM$")
 """Classes of masked language models."""
+
+EXPERTS = re.compile(r"Experts$")
+"""Classes of modules that hold the matrices of all experts of a layer."""
 
 POSITIONS = re.compile(r"(^|\.)position_embeddings$")
 """Paths of tables of positions in which padding may have a row of its own."""
@@ -72,6 +77,18 @@ def product(module: nn.Module) -> Literal["linear", "transposed", "embedding"] |
 def masked(model: nn.Module) -> bool:
     """Whether a model, or the one within an adapter, is a masked language model."""
     return any(MASKED.search(type(module).__name__) for module in model.modules())
+
+
+def uncaptured(model: nn.Module) -> str:
+    """Why steps of a model cannot be captured as CUDA graphs, where that is known beforehand; empty for others."""
+    for module in model.modules():
+        if not EXPERTS.search(type(module).__name__) or getattr(module, "config", None) is None:
+            continue  # Llama 4 has every expert see as many tokens
+        how, weight = _field(module.config, "_experts_implementation"), next(module.parameters(), None)
+        grouped = how == "grouped_mm" and weight is not None and weight.dtype == torch.bfloat16
+        if not grouped and how != "batched_mm":
+            return "its experts ask the host how many tokens each of them gets; in bf16, and not 'eager', they do not"
+    return ""
 
 
 def first_position(model: nn.Module) -> int:

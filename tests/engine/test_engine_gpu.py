@@ -21,14 +21,14 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 INTERVAL = {"mezo_bcd_adam": {"interval": 7}, "lozo": {"interval": 8, "fold": 4}}
-NOT_CAPTURED = ("mixtral", "qwen3_moe", "falcon")  # they ask the host which tokens go where
+NOT_CAPTURED = ("mixtral", "qwen3_moe")  # in fp32 they ask the host which tokens go where
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, *ENCODERS])
 def test_scores_agree_with_the_cpu(name: str) -> None:
     model, batch, _ = specimen(name)
     expected = [s.total for row in Engine(model).scores(batch) for s in row]
-    got = [s.total for row in Engine(model.cuda()).scores(batch) for s in row]
+    got = [s.total for row in Engine(model.cuda(), graphs=False).scores(batch) for s in row]
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -302,12 +302,13 @@ def test_rows_of_several_lengths_share_no_buffer(method: str) -> None:
 @pytest.mark.parametrize("name", NOT_CAPTURED)
 def test_others_say_why_they_are_not_captured(name: str) -> None:
     model = decoder(name).cuda()
-    engine = Engine(model)
+    with pytest.warns(zb.ZeroBlockWarning, match=r"not captured as CUDA graphs.*its experts ask the host"):
+        engine = Engine(model)
     optimizer = zb.mezo_bcd(model, lr=0.0, eps=1e-2)
-    with pytest.warns(zb.ZeroBlockWarning, match="CUDA graphs"):
+    for _ in range(2):
         optimizer.step(engine.objective(BATCH, LABELS))
-    optimizer.step(engine.objective(BATCH, LABELS))
     optimizer.flush()
+    assert engine.graphs.captures == 0
     assert optimizer.record.losses[0] != optimizer.record.losses[1]
 
 

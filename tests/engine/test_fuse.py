@@ -7,12 +7,14 @@ import contextlib
 import peft
 import pytest
 import torch
+import transformers
 from decoder import BATCH, CONFIGS, LABELS, decoder
 from torch import nn
 
 import zeroblock as zb
 from zeroblock.engine import Engine
 from zeroblock.engine.fuse import Fusions, find
+from zeroblock.family import uncaptured
 
 LLAMAS = ("llama", "llama-tied", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "olmo2", "smollm3")
 
@@ -94,3 +96,32 @@ class DoubledRMSNorm(nn.Module):
 
 def test_a_module_that_computes_something_else_is_left_alone() -> None:
     assert find(DoubledRMSNorm(), "cpu") == Fusions()
+
+
+FALCON = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False}
+
+
+@pytest.mark.parametrize("kind", [{"multi_query": True}, {"new_decoder_architecture": True, "num_kv_heads": 2}])
+def test_falcon_takes_its_heads_apart_without_indices_from_the_host(kind: dict) -> None:
+    model = transformers.AutoModelForCausalLM.from_config(transformers.FalconConfig(**FALCON, **kind)).eval()
+    attention = model.transformer.h[0].self_attention
+    fused = torch.randn(2, 3, attention.query_key_value.out_features)
+    own = attention._split_heads(fused)
+    fusions = find(model, "cpu")
+    assert len(fusions.splits) == 2
+    with torch.no_grad(), fusions.running():
+        storage = fused.untyped_storage().data_ptr()
+        query, key, value = attention._split_heads(fused)
+        if "multi_query" in kind:  # an index would have copied them
+            assert key.untyped_storage().data_ptr() == value.untyped_storage().data_ptr() == storage
+        for expected, got in zip(own, (query, key, value), strict=True):
+            assert torch.equal(got, expected)
+    assert "_split_heads" not in vars(attention)
+
+
+@pytest.mark.parametrize(("name", "dtype", "says"), [
+    ("mixtral", torch.float32, "ask the host"), ("mixtral", torch.bfloat16, ""), ("llama", torch.float32, ""),
+])  # fmt: skip
+def test_a_model_that_cannot_be_captured_says_why(name: str, dtype: torch.dtype, says: str) -> None:
+    assert says in uncaptured(decoder(name, dtype))
+    assert bool(uncaptured(decoder(name, dtype))) == bool(says)

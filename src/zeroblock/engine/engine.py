@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .. import family
 from ..closure import evaluation
 from ..errors import Renamed, ZeroBlockError, ZeroBlockWarning
 from ..exclusive import exclusive
@@ -97,6 +98,14 @@ class Engine(Forward):
         self.graphs = Graphs() if self.forked and (captures if graphs is None else graphs) else None
         if self.graphs is not None:
             self.cuts = trial.cuts(self, self._multiples(0))
+            self.graphs.reason = "" if graphs else family.uncaptured(model)
+            if self.graphs.reason:
+                warnings.warn(
+                    f"steps of {type(model).__name__} are not captured as CUDA graphs and run one kernel at a time: "
+                    f"{self.graphs.reason}",
+                    ZeroBlockWarning,
+                    stacklevel=2,
+                )
         if hold and self.forked:
             cuts = self.cuts or trial.cuts(self, self._multiples(0))
             self.prefix = None if cuts is None else Prefix(model, self.anatomy, cuts)

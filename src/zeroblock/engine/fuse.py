@@ -32,6 +32,8 @@ GATED = ("gate_proj", "up_proj", "down_proj")
 """The products of a gated layer."""
 SIBLINGS = ("q_proj", "k_proj", "v_proj")
 """Products of one input."""
+SPLIT = "_split_heads"
+"""The method with which Falcon's attention takes queries, keys and values apart."""
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Differences from the forward that is replaced, relative to the largest number; TF32 has the precision of fp16."""
 
@@ -44,11 +46,13 @@ class Fusions:
 
     Args:
         forwards: modules with the forward that each gets.
+        splits: attentions with the ``SPLIT`` that each gets.
         rotations: files whose rotary function is replaced, each with its own and the new one.
         children: modules with those that they held when this was found.
     """
 
     forwards: list[tuple[nn.Module, Forward]] = field(default_factory=list)
+    splits: list[tuple[nn.Module, Forward]] = field(default_factory=list)
     rotations: list[tuple[ModuleType, Forward, Forward]] = field(default_factory=list)
     children: list[tuple[nn.Module, dict[str, nn.Module | None]]] = field(default_factory=list)
 
@@ -66,6 +70,8 @@ class Fusions:
             try:
                 for module, forward in self.forwards:
                     vars(module)["forward"] = forward
+                for module, split in self.splits:
+                    vars(module)[SPLIT] = split
                 for file, _, rotate in self.rotations:
                     setattr(file, ROTARY, rotate)
                 with shield.opened():
@@ -73,6 +79,8 @@ class Fusions:
             finally:
                 for file, own, _ in self.rotations:
                     setattr(file, ROTARY, own)
+                for module, _ in self.splits:
+                    vars(module).pop(SPLIT, None)
                 for module, _ in self.forwards:
                     restore(module, None)  # none had a forward of its own
 
@@ -99,13 +107,16 @@ def find(model: nn.Module, device: str) -> Fusions:
         if not _plain(module):
             continue
         known = len(fusions.forwards)
+        split = _split(module, tried)
+        if split is not None:
+            fusions.splits.append((module, split))
         for kind in (_norm, _layer_norm, _gate):
             made = kind(module, ops, tried)
             if made is not None:
                 fusions.forwards.append((module, made))
         fusions.forwards += _siblings(module, ops)
         fusions.forwards += _relu(module)
-        if len(fusions.forwards) > known:
+        if len(fusions.forwards) > known or split is not None:
             fusions.children.append((module, dict(module._modules)))
         file = sys.modules.get(type(module).__module__)
         if file is not None and hasattr(file, ROTARY) and file not in tried:
@@ -287,6 +298,32 @@ def _relu(module: nn.Module) -> list[tuple[nn.Module, Forward]]:
         return x if applied else F.relu(x)
 
     return [(product, forward), (act, skip)]
+
+
+def _split(module: nn.Module, tried: dict[Hashable, Any]) -> Forward | None:
+    """Falcon's split of queries, keys and values, by slices; None for other modules.
+
+    Its own picks keys and values by lists of Python, which are copied from the host: no graph can capture that.
+    """
+    own, grouped = getattr(module, SPLIT, None), getattr(module, "new_decoder_architecture", False)
+    weight = next(module.parameters(), None)
+    if own is None or SPLIT in vars(module) or weight is None or not (grouped or getattr(module, "multi_query", False)):
+        return None
+    heads, keys, size = (getattr(module, name) for name in ("num_heads", "num_kv_heads", "head_dim"))
+
+    def split(fused_qkv: Tensor) -> tuple[Tensor, ...]:
+        fused = fused_qkv.view(*fused_qkv.shape[:2], keys if grouped else 1, -1, size)
+        query, key, value = fused.split([fused.shape[3] - 2, 1, 1], 3)
+        if grouped:
+            key, value = key.expand_as(query), value.expand_as(query)
+        return query.flatten(2, 3), key.flatten(2, 3), value.flatten(2, 3)
+
+    at = (type(module), heads, keys, size, grouped)
+    if at not in tried:
+        wide = keys * (heads // keys + 2) if grouped else heads + 2
+        fused = _random(2, 3, wide * size, like=weight)
+        tried[at] = all(torch.equal(a, b) for a, b in zip(own(fused), split(fused), strict=True))
+    return split if tried[at] else None
 
 
 def _rotation(file: ModuleType, module: nn.Module, ops: _Ops) -> list[tuple[ModuleType, Forward, Forward]]:
