@@ -14,12 +14,16 @@ from ..noise import Key
 from .base import CHUNK, Basis
 from .wrapped import Wrapped
 
+PIECE = 1 << 19
+"""Coordinates that are always shaped at once: 2 MiB in fp32; smaller pieces would cost a GPU more in launches."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Shaped(Wrapped):
     """Another basis whose coordinates are a function of the noise: z ↦ shape(z), element by element.
 
-    The coordinates are materialised in fp32 before they are lifted, a sixteenth of a large tensor at a time.
+    The coordinates are materialised in fp32 before they are lifted, a sixteenth of a large tensor (at least
+    ``PIECE`` of them) at a time.
 
     Args:
         inner: the basis.
@@ -51,7 +55,7 @@ class Shaped(Wrapped):
         if draw is None:
             return super().perturbed(param, key, eps)
         copy = param.detach().clone(memory_format=torch.contiguous_format)
-        piece = max(4096, min(CHUNK, self.size // 16))
+        piece = max(PIECE, min(CHUNK, self.size // 16))
         for start in range(0, self.size, piece):
             span = slice(start, min(start + piece, self.size))
             part, z = copy.view(-1)[span], self.coords(param, key, span)
