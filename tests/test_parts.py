@@ -30,6 +30,8 @@ STEPS = 22
 
 every_part = pytest.mark.parametrize(("kind", "cls"), PARTS)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+every_stop = pytest.mark.parametrize(("dtype", "stop"), [(torch.float32, 12), (torch.bfloat16, 5)], ids=str)
+"""Within the first turns of two steps, and where every schedule has gone round."""
 
 
 def build(kind: str, cls: type, model: torch.nn.Module) -> zb.ZeroOrder:
@@ -146,8 +148,7 @@ def test_journal_and_replay(kind: str, cls: type, dtype: torch.dtype, tmp_path: 
 
 
 @every_part
-@every_dtype
-@pytest.mark.parametrize("stop", [5, 12])
+@every_stop
 def test_resume(kind: str, cls: type, dtype: torch.dtype, stop: int) -> None:
     """Some steps replayed, the rest measured: as if nothing had interrupted the run."""
     weights, records = reference(kind, cls, dtype)
@@ -159,8 +160,7 @@ def test_resume(kind: str, cls: type, dtype: torch.dtype, stop: int) -> None:
 
 
 @every_part
-@every_dtype
-@pytest.mark.parametrize("stop", [5, 12])
+@every_stop
 def test_state_dict(kind: str, cls: type, dtype: torch.dtype, stop: int) -> None:
     weights, records = reference(kind, cls, dtype)
     model = Tiny(dtype=dtype)

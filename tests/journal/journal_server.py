@@ -6,6 +6,7 @@ of it is a fresh command without the seconds that imports take.  One JSON object
     {"log": FILE, "words": [...]}                                → its exit status
     {"log": FILE, "words": [...], "seconds": 0.3}                → the same, or null if it was killed by then
     {"log": FILE, "words": [...], "file": PATH, "size": 1000}    → the same, killed when the file has grown to that
+    {"log": FILE, "words": [...], "bare": true}                  → its exit status; a run draws no figures
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ def serve(task: dict[str, Any]) -> int | None:
     child = os.fork()
     if child == 0:
         code = 1
+        if task.get("bare"):
+            sys.modules["matplotlib"] = None  # type: ignore[assignment]
         try:
             code = command(task["log"], task["words"])
         finally:

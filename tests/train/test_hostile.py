@@ -52,7 +52,11 @@ def test_drafts_are_not_written_through_links(name: str, llama: Path, data: Path
 
 
 @pytest.mark.parametrize("name", ["summary.md", "figures/loss.png", "config.toml"])
-def test_a_link_under_a_files_name_is_replaced(name: str, llama: Path, data: Path, tmp_path: Path) -> None:
+def test_a_link_under_a_files_name_is_replaced(
+    name: str, llama: Path, data: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if name.startswith("figures"):
+        request.getfixturevalue("figures")
     target = tmp_path / "precious"
     target.write_text("precious")
     config = settings(llama, data)
@@ -78,7 +82,7 @@ def test_lines_are_not_added_through_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-def test_figures_are_not_drawn_through_a_link(llama: Path, data: Path, tmp_path: Path) -> None:
+def test_figures_are_not_drawn_through_a_link(llama: Path, data: Path, tmp_path: Path, figures: None) -> None:
     (tmp_path / "elsewhere").mkdir()
     run(settings(llama, data), tmp_path / "run", Kill(5))
     (tmp_path / "run" / "figures").symlink_to(tmp_path / "elsewhere", target_is_directory=True)

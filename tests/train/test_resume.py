@@ -241,8 +241,18 @@ def test_memory_that_runs_out(llama: Path, data: Path, tmp_path: Path, monkeypat
     ],
     ids=["snapshot", "evaluations", "figures"],
 )
-def test_a_full_disk(changes: dict[str, int], room: int, message: str, llama: Path, data: Path, tmp_path: Path) -> None:
+def test_a_full_disk(
+    changes: dict[str, int],
+    room: int,
+    message: str,
+    llama: Path,
+    data: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
     """No file may grow beyond a limit: the journal fits, something else does not."""
+    if not changes:
+        request.getfixturevalue("figures")
     config = settings(llama, data, **changes)
     whole = run(config, tmp_path / "whole")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
