@@ -140,6 +140,7 @@ TOGETHER = {
     "tests/journal/test_hub.py": "hub",
     "tests/journal/test_journal_crash.py": "crash",
     "tests/ranks/": "ranks",
+    "tests/report/test_html.py": "browser",
     "tests/test_fold.py": "fold",
     "tests/test_parts.py": "parts",
     "tests/train/test_ranks_run.py": "train ranks",

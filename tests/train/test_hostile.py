@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from loop_toy import Kill, kept, lines, settings
+from loop_toy import Kill, kept, lines, settings, undisturbed
 from safetensors.torch import load_file, save_file
 
-from toy import PATIENCE_S
+from toy import PATIENCE_S, zeroblock
 from zeroblock import atomic
 from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.journal import Journal, read
@@ -162,7 +162,7 @@ def test_a_folder_cannot_ask_for_code(coded: tuple[Path, Path], data: Path, tmp_
     assert "trust_remote_code = true" in file.read_text()
     with pytest.warns(ZeroBlockWarning, match=ignored):
         assert not Config.load(file).trust_remote_code
-    done = command("train", "--config", file, "--out", tmp_path / "new")
+    done = zeroblock("train", "--config", file, "--out", tmp_path / "new")
     assert (done.returncode, done.stderr.count("\n")) == (2, 2)
     assert "trust_remote_code = true is ignored" in done.stderr
     assert "add --trust-remote-code to this command" in done.stderr
@@ -181,7 +181,7 @@ def test_every_command_that_asks_for_the_flag_has_it(coded: tuple[Path, Path], d
         "class Words(PreTrainedTokenizerFast):\n    pass\n"
     )
     for asked in (("blocks", "--model", model), ("tasks", "show", "sst2", "--data", data, "--tokenizer", model)):
-        done = command(*asked)
+        done = zeroblock(*asked)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert "add --trust-remote-code to this command" in done.stderr
         assert not mark.exists()
@@ -206,7 +206,7 @@ def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
 )
 def test_bad_lines_of_measurements_are_measured_again(line: bytes, llama: Path, data: Path, tmp_path: Path) -> None:
     config = settings(llama, data, eval_every=2)
-    whole = run(config, tmp_path / "whole")
+    whole = undisturbed(config)
     run(config, tmp_path / "run", Kill(5))
     file = tmp_path / "run" / "metrics.jsonl"
     good = file.read_bytes().splitlines(keepends=True)
@@ -214,7 +214,7 @@ def test_bad_lines_of_measurements_are_measured_again(line: bytes, llama: Path, 
     view = Notes()
     resume(tmp_path / "run", view)
     assert any("metrics.jsonl is damaged (line 4" in note for note in view.notes)
-    assert kept(whole.folder) == kept(tmp_path / "run")
+    assert whole == kept(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_snapshot_with_wrong_contents_is_left_alone(how: str, llama: Path, dat
     from zeroblock.train.snapshot import _crc
 
     config = settings(llama, data, method="mezo_bcd_adam", snapshot_every=3)
-    whole = run(config.replace(snapshot_every=0), tmp_path / "whole")
+    whole = undisturbed(config.replace(snapshot_every=0))
     run(config, tmp_path / "run", Kill(8))
     place = tmp_path / "run" / "snapshot"
     weights, state = load_file(place / "weights.safetensors"), torch.load(place / "state.pt", weights_only=True)
@@ -268,7 +268,7 @@ def test_a_snapshot_with_wrong_contents_is_left_alone(how: str, llama: Path, dat
     resume(tmp_path / "run", view)
     assert any("the snapshot is damaged" in note for note in view.notes)
     assert "replaying 8 of 8 steps" in view.notes
-    assert kept(whole.folder) == kept(tmp_path / "run")
+    assert whole == kept(tmp_path / "run")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ def test_a_journal_that_is_lost_ends_the_run(
 def test_a_journal_that_is_deleted_or_cut_is_noticed(how: str, llama: Path, data: Path, tmp_path: Path) -> None:
     """Its writer writes it anew, unless another file is in its place: no run ends without a journal."""
     config = settings(llama, data, fsync=3600.0)
-    whole = run(config, tmp_path / "whole")
+    whole = undisturbed(config)
 
     class Damage(Quiet):
         def step(self, progress: Progress) -> None:
@@ -383,4 +383,4 @@ def test_a_journal_that_is_deleted_or_cut_is_noticed(how: str, llama: Path, data
         return
     with pytest.warns(ZeroBlockWarning, match=f"was {how} during the run; its 10 steps were written anew"):
         run(config, tmp_path / "run", Damage())
-    assert kept(whole.folder) == kept(tmp_path / "run")
+    assert whole == kept(tmp_path / "run")
