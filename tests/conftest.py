@@ -145,16 +145,20 @@ TOGETHER = {
     "tests/test_parts.py": "parts",
     "tests/train/test_ranks_run.py": "train ranks",
 }
-"""Where files begin, and the group of their tests: one worker runs a group, for it pays seconds once."""
+"""By how a path begins, the group of its tests. They share something that takes seconds, so one worker runs them."""
 
 
 @pytest.hookimpl(optionalhook=True)  # xdist may not be there
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The tests of a group for one worker, and the largest group first; any other test for the next free worker.
+    """One worker runs all tests of a group; the groups come first, and the other tests go to whichever worker is free.
 
-    xdist 3.8 has groups too, but writes their names into a field that pytest 9 no longer reads.
+    xdist 3.8 has groups of its own, but writes their names into a field that pytest 9 no longer reads.
     """
     from xdist.scheduler import LoadScopeScheduling
+
+    if config.getoption("dist") != "loadgroup":
+        return None
+    assert all((config.rootpath / begin).exists() for begin in TOGETHER), "TOGETHER names files that are gone"
 
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
