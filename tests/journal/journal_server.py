@@ -69,7 +69,7 @@ def serve(task: dict[str, Any]) -> int | None:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(0.0005)
+        time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return None if status == -signal.SIGKILL else status
