@@ -345,6 +345,7 @@ def test_a_writer_killed_twenty_times_loses_nothing_that_was_whole(path: Path) -
     made, draw, known = records(20 * 400), random.Random(7), 0
     start(path).close()
     for _ in range(20):
+        goal, end = path.stat().st_size + draw.randrange(200 * SIZE), time.monotonic() + PATIENCE_S
         ready, tell = os.pipe()
         child = os.fork()  # a process of its own that has everything imported
         if child == 0:
@@ -359,7 +360,6 @@ def test_a_writer_killed_twenty_times_loses_nothing_that_was_whole(path: Path) -
         os.close(tell)
         assert os.read(ready, 1) == b"!"
         os.close(ready)
-        goal, end = path.stat().st_size + draw.randrange(200 * SIZE), time.monotonic() + PATIENCE_S
         while path.stat().st_size < goal and time.monotonic() < end:
             time.sleep(0.0001)
         os.kill(child, signal.SIGKILL)

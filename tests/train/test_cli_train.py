@@ -21,15 +21,6 @@ from zeroblock.journal import read
 from zeroblock.train import Config, make
 from zeroblock.train.stop import Stop, Stopped
 
-COMMAND = [sys.executable, "-c", "from zeroblock.cli import main; main()"]
-
-
-def process(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    """As a shell runs it."""
-    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    return done
-
 
 def call(*arguments: Any) -> Any:
     """In this process, which has its imports; a user's mistake is raised."""
@@ -47,7 +38,8 @@ def base(llama: Path, data: Path) -> list[Any]:
 
 def test_train_as_json(base: list[Any], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = process("train", *base, "--lr", 1e-3, "--steps", 4, "--eval-every", 2, "--out", out, "--json")
+    done = zeroblock("train", *base, "--lr", 1e-3, "--steps", 4, "--eval-every", 2, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
     dev, test = map(json.loads, done.stdout.splitlines())
     common = {"task": "sst2", "metric": "accuracy", "steps": 4, "out": str(out)}
     for line, split, n in ((dev, "dev", 20), (test, "test", 40)):
