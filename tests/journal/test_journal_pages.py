@@ -57,7 +57,11 @@ def check(data: bytes, base: dict[str, np.ndarray], lists: list[str], expected: 
             np.testing.assert_allclose(value, expected[name], rtol=2 * UNITS[header["dtype"]], atol=1e-7, err_msg=name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+IN_TURN = [name for i, name in enumerate(NAMES) if i % 2 == i // 2 % 2 or name.endswith("fp16")]
+"""Every journal in one dtype, fp32 and bf16 in turn; test_journal_old replays all of them."""
+
+
+@pytest.mark.parametrize("name", IN_TURN)
 def test_an_older_journal_is_replayed_from_the_pages(name: str) -> None:
     path, model = FOLDER / f"{name}.zbj", Ruled(DTYPES[name.rpartition(".")[2]])
     base, contents = singles(model), read(path)
