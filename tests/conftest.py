@@ -132,6 +132,41 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
+TOGETHER = {
+    "tests/bench/test_bench_step.py": "bench",
+    "tests/docs/test_site.py": "site",
+    "tests/examples/": "trl",
+    "tests/integrations/": "trl",
+    "tests/journal/test_hub.py": "hub",
+    "tests/journal/test_journal_crash.py": "crash",
+    "tests/ranks/": "ranks",
+    "tests/report/test_html.py": "browser",
+    "tests/test_fold.py": "fold",
+    "tests/test_parts.py": "parts",
+    "tests/train/test_ranks_run.py": "train ranks",
+}
+"""By how a path begins, the group of its tests. They share something that takes seconds, so one worker runs them."""
+
+
+@pytest.hookimpl(optionalhook=True)  # xdist may not be there
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One worker runs all tests of a group; the groups come first, and the other tests go to whichever worker is free.
+
+    xdist 3.8 has groups of its own, but writes their names into a field that pytest 9 no longer reads.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    if config.getoption("dist") != "loadgroup":
+        return None
+    assert all((config.rootpath / begin).exists() for begin in TOGETHER), "TOGETHER names files that are gone"
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((group for begin, group in TOGETHER.items() if nodeid.startswith(begin)), nodeid)
+
+    return Together(config, log)
+
+
 def _function(nodeid: str) -> str:
     """The name of a test function, whatever file it is in and whatever its parameters are."""
     return nodeid.partition("[")[0].rpartition("::")[2]

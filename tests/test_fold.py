@@ -145,7 +145,7 @@ def test_sixteen_bits_lose_less() -> None:
 
 
 @every_composition
-@pytest.mark.parametrize("stop", [2, 6, 7, 11])
+@pytest.mark.parametrize("stop", [6, 11])
 def test_a_state_goes_on_within_a_fold(name: str, stop: int) -> None:
     _, expected = whole_run(name, torch.bfloat16, 15, fold=6)
     other = Tiny(dtype=torch.bfloat16)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
 
@@ -21,6 +20,12 @@ from zeroblock.step import Called
 every_method = pytest.mark.parametrize("name", METHODS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
+
+def in_turn(*values: object, shift: int = 0) -> list[tuple[object, ...]]:
+    """Every method with one of the values, in turn; test_parts has every part with several dtypes."""
+    return [(name, values[(number + shift) % len(values)]) for number, name in enumerate(METHODS)]
+
+
 RATES = {
     "mezo_adam": 2e-2, "mezo_bcd_adam": 5e-2, "zo_sign": 1e-2, "lozo": 2e-3, "lozo_m": 2e-3, "zo_muon": 4e-2,
     "adalezo": 2e-3, "hizoo": 8e-3,
@@ -28,8 +33,11 @@ RATES = {
 BLOCKWISE = {"mezo_bcd": 2e-2, "mezo_bcd_adaptive": 2e-2}
 PROBES = {"fzoo": 3, "fzoo_bcd": 3, "eggroll": 2, "mezo_greedy": 2}  # fewer than by default, to save time
 STANDARDIZED = {"fzoo": 5e-2, "fzoo_bcd": 5e-2, "eggroll": 5e-2, "adamezo": 2e-2}
-LIKE_MEZO = {"fzoo", "fzoo_bcd", "mezo_greedy", "mezo_svrg", "adamezo"}
-"""Methods with another rule, or whose coefficients are not linear in the losses; directions are those of others."""
+LIKE_OTHERS = {
+    "mezo_adam", "zo_sign", "zo_momentum", "conmezo", "lozo_m", "mezo_bcd_adam",
+    "fzoo", "fzoo_bcd", "mezo_greedy", "mezo_svrg", "adamezo",
+}  # fmt: skip
+"""Methods with another rule alone, or with coefficients that are not linear in the losses, and others' directions."""
 
 
 def build(name: str, model: nn.Module, **options: object) -> zb.ZeroOrder:
@@ -50,9 +58,13 @@ def test_descends_a_quadratic(name: str) -> None:
     loss = distance(model)
     before = float(loss())
     optimizer = build(name, model, seed=3, **({"lr": 3e-2} if name == "zo_sign" else {}))
-    for _ in range(250):
-        optimizer.step(loss)
-    assert float(loss()) < (0.9 if name == "sparse_mezo" else 0.7) * before  # its mask freezes most of the way
+    goal = (0.9 if name == "sparse_mezo" else 0.7) * before  # its mask freezes most of the way
+    for _ in range(25):
+        for _ in range(10):
+            optimizer.step(loss)
+        if float(loss()) < goal:
+            return
+    pytest.fail(f"from {before} to {float(loss())}, not to {goal}")
 
 
 @every_method
@@ -103,8 +115,7 @@ def test_an_exception_leaves_the_weights_alone(name: str, error: type[BaseExcept
     assert same(snapshot(model), snapshot(clean))
 
 
-@every_method
-@every_dtype
+@pytest.mark.parametrize(("name", "dtype"), in_turn(*DTYPES))
 def test_only_the_active_block_moves(name: str, dtype: torch.dtype) -> None:
     model = Tiny(dtype=dtype)
     optimizer, loss = build(name, model), next_token(model)
@@ -118,8 +129,7 @@ def test_only_the_active_block_moves(name: str, dtype: torch.dtype) -> None:
         assert moved <= active
 
 
-@every_method
-@every_dtype
+@pytest.mark.parametrize(("name", "dtype"), in_turn(*DTYPES, shift=1))
 def test_replay_is_bit_exact(name: str, dtype: torch.dtype) -> None:
     model = Tiny(dtype=dtype)
     optimizer, loss = build(name, model, probes=2, weight_decay=0.01), next_token(model)
@@ -164,18 +174,15 @@ def run(model: nn.Module, optimizer: zb.ZeroOrder, scheduler: object, steps: int
     return losses
 
 
-@functools.cache
-def uninterrupted(name: str, dtype: torch.dtype) -> tuple[list[float], dict[str, torch.Tensor]]:
-    model = Tiny(dtype=dtype)
-    return run(model, *start(name, model), LENGTH), snapshot(model)
+CUTS = [(dtype, cut) for cut in (7, 12, 0) for dtype in DTYPES]
+"""Every dtype, cut at a turn's end, within one or at the beginning."""
 
 
-@pytest.mark.parametrize(  # in every dtype, cut at the beginning, at a turn's end or within one
-    ("name", "dtype", "cut"),
-    [(name, dtype, (0, 7, 12)[(i + j) % 3]) for i, name in enumerate(METHODS) for j, dtype in enumerate(DTYPES)],
-)
-def test_resumed_equals_uninterrupted(name: str, dtype: torch.dtype, cut: int) -> None:
-    expected, weights = uninterrupted(name, dtype)
+@pytest.mark.parametrize(("name", "dtype_and_cut"), in_turn(*CUTS, shift=2))
+def test_resumed_equals_uninterrupted(name: str, dtype_and_cut: tuple[torch.dtype, int]) -> None:
+    dtype, cut = dtype_and_cut
+    whole = Tiny(dtype=dtype)
+    expected = run(whole, *start(name, whole), LENGTH)
     first = Tiny(dtype=dtype)
     optimizer, scheduler = start(name, first)
     losses = run(first, optimizer, scheduler, cut)
@@ -190,7 +197,7 @@ def test_resumed_equals_uninterrupted(name: str, dtype: torch.dtype, cut: int) -
     scheduler.load_state_dict(saved["s"])
     losses += run(second, optimizer, scheduler, LENGTH - cut)
     assert losses == expected
-    assert same(snapshot(second), weights)
+    assert same(snapshot(second), snapshot(whole))
 
 
 def gain(basis: Basis, numel: int) -> float:
@@ -200,13 +207,13 @@ def gain(basis: Basis, numel: int) -> float:
     return basis.rank if isinstance(basis, Factored) else 1.0
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in LIKE_MEZO])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in LIKE_OTHERS])
 def test_the_estimate_is_unbiased(name: str) -> None:
     """E[c·Pz] = E[PPᵀ]∇f on a linear f, within four standard errors a block of coordinates.
 
     With K draws in s dimensions the relative error in norm is about √((s + 1)/K).
     """
-    model = Tiny(width=4, depth=1, vocabulary=5, tied=False)
+    model = Tiny(width=3, depth=1, vocabulary=4, tied=False)
     generator = torch.Generator().manual_seed(2)
     slope = {n: torch.randn(p.shape, generator=generator) for n, p in model.named_parameters()}
     start = snapshot(model)
@@ -221,7 +228,7 @@ def test_the_estimate_is_unbiased(name: str) -> None:
     )  # fmt: skip
     total = {n: torch.zeros_like(p) for n, p in start.items()}
     weights: dict[str, list[float]] = {n: [] for n in start}
-    draws = 150 if made.parts["subspace"].startswith("Frames") else 700  # a decomposition per draw
+    draws = 150 if made.parts["subspace"].startswith("Frames") else 450  # a decomposition per draw
     for _ in range(draws):
         turn = optimizer.turn
         optimizer.step(linear)

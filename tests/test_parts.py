@@ -30,6 +30,12 @@ STEPS = 22
 
 every_part = pytest.mark.parametrize(("kind", "cls"), PARTS)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+dtypes_in_turn = pytest.mark.parametrize(
+    ("kind", "cls", "dtype"),
+    [pytest.param(*part.values, (torch.float32, torch.bfloat16)[i % 2], id=part.id) for i, part in enumerate(PARTS)],
+)
+every_stop = pytest.mark.parametrize(("dtype", "stop"), [(torch.float32, 12), (torch.bfloat16, 5)], ids=str)
+"""Within the first turns of two steps, and where every schedule has gone round."""
 
 
 def build(kind: str, cls: type, model: torch.nn.Module) -> zb.ZeroOrder:
@@ -60,8 +66,7 @@ def test_strangers_are_among_them() -> None:
     assert {stranger.Axis, stranger.ThreePoint, stranger.Lion, stranger.Loudest} < classes
 
 
-@every_part
-@every_dtype
+@dtypes_in_turn
 def test_host(kind: str, cls: type, dtype: torch.dtype) -> None:
     """Measuring changes no bit, every step moves its own block alone, and the losses of the points differ."""
     model = Tiny(dtype=dtype)
@@ -99,8 +104,7 @@ class Submitted(Objective):
         return self.measure(points)
 
 
-@every_part
-@every_dtype
+@dtypes_in_turn
 def test_stream(kind: str, cls: type, dtype: torch.dtype, late: type) -> None:
     """A step whose numbers stay on the device, where the part allows it; otherwise the host takes it."""
     model = Tiny(dtype=dtype)
@@ -146,8 +150,7 @@ def test_journal_and_replay(kind: str, cls: type, dtype: torch.dtype, tmp_path: 
 
 
 @every_part
-@every_dtype
-@pytest.mark.parametrize("stop", [5, 12])
+@every_stop
 def test_resume(kind: str, cls: type, dtype: torch.dtype, stop: int) -> None:
     """Some steps replayed, the rest measured: as if nothing had interrupted the run."""
     weights, records = reference(kind, cls, dtype)
@@ -159,8 +162,7 @@ def test_resume(kind: str, cls: type, dtype: torch.dtype, stop: int) -> None:
 
 
 @every_part
-@every_dtype
-@pytest.mark.parametrize("stop", [5, 12])
+@every_stop
 def test_state_dict(kind: str, cls: type, dtype: torch.dtype, stop: int) -> None:
     weights, records = reference(kind, cls, dtype)
     model = Tiny(dtype=dtype)

@@ -179,14 +179,14 @@ def launched(late: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Graphs, "pays", staticmethod(lambda tokens, weights: False))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", SUBMITTED)
-def test_steps_that_leave_the_update_to_the_device_are_the_steps(name: str, dtype: torch.dtype, launched: None) -> None:
+@pytest.mark.parametrize("number", range(len(SUBMITTED)), ids=list(SUBMITTED))
+def test_steps_that_leave_the_update_to_the_device_are_the_steps(number: int, launched: None) -> None:
     """As on a GPU, whose part is played by the CPU: the same records in order, the same weights to the bit.
 
-    Each composition once with a row and once with several rows, each dtype with both.
+    Each composition in one dtype, with a row or with several rows; each dtype with both, twice.
     """
-    max_tokens, ends = (None, 8)[(list(SUBMITTED).index(name) + (dtype == torch.bfloat16)) % 2], []
+    name, dtype = list(SUBMITTED)[number], (torch.float32, torch.bfloat16)[number % 2]
+    max_tokens, ends = (None, 8)[number // 2 % 2], []
     for submitted in (True, False):
         model = decoder("llama-tied", dtype)
         engine = Engine(model, max_tokens=max_tokens)

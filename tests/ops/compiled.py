@@ -152,8 +152,8 @@ if __name__ == "__main__":
     JITFunction.__getitem__ = compile_instead  # type: ignore[method-assign]
     for dtype in DTYPES:
         one_step(dtype)
-        many_steps(dtype)
-        if dtype != torch.float64:
+        if dtype in (torch.float32, torch.bfloat16):  # what depends on the dtype otherwise is in one_step, too
+            many_steps(dtype)
             attend(dtype)
             layer(dtype)
     integers(torch.bfloat16)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +20,17 @@ MASKS = (None, SmallMask(0.5), RandomMask(Key(5, 4, stream=BASIS), 2**31))
 def device(module: ModuleType) -> str:
     """Where an implementation runs."""
     return GPU if module.__name__.endswith("triton") else "cpu"
+
+
+def met(module: ModuleType, *values: Any, half: int) -> Iterator[tuple[Any, ...]]:
+    """The product of some collections; for Triton's interpreter, which is slow, one ``half`` of it, even or odd.
+
+    In either half, values of all collections but one still meet; dtypes take the halves in turn.
+    """
+    interpreted = module.__name__.endswith("triton") and GPU == "cpu"
+    for choice in itertools.product(*map(enumerate, values)):
+        if not interpreted or (sum(number for number, _ in choice) + half) % 2 == 0:
+            yield tuple(value for _, value in choice)
 
 
 def weights(n: int, dtype: torch.dtype) -> torch.Tensor:

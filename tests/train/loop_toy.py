@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zeroblock.report.view import Progress, Quiet
-from zeroblock.train import Config, joint
+from zeroblock.train import Config, joint, run
 from zeroblock.train.workload import Workload
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -83,3 +85,10 @@ def kept(folder: Path) -> dict[str, Any]:
         "metrics": lines(folder),
         "summary": {k: v for k, v in summary.items() if k not in ("seconds", "peak_memory")},
     }
+
+
+@functools.cache
+def undisturbed(config: Config) -> dict[str, Any]:
+    """What a run leaves behind that nothing stops."""
+    with tempfile.TemporaryDirectory() as folder:
+        return kept(run(config, Path(folder) / "run").folder)

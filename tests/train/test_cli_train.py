@@ -21,15 +21,6 @@ from zeroblock.journal import read
 from zeroblock.train import Config, make
 from zeroblock.train.stop import Stop, Stopped
 
-COMMAND = [sys.executable, "-c", "from zeroblock.cli import main; main()"]
-
-
-def process(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    """As a shell runs it."""
-    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    return done
-
 
 def call(*arguments: Any) -> Any:
     """In this process, which has its imports; a user's mistake is raised."""
@@ -47,7 +38,8 @@ def base(llama: Path, data: Path) -> list[Any]:
 
 def test_train_as_json(base: list[Any], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = process("train", *base, "--lr", 1e-3, "--steps", 4, "--eval-every", 2, "--out", out, "--json")
+    done = zeroblock("train", *base, "--lr", 1e-3, "--steps", 4, "--eval-every", 2, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
     dev, test = map(json.loads, done.stdout.splitlines())
     common = {"task": "sst2", "metric": "accuracy", "steps": 4, "out": str(out)}
     for line, split, n in ((dev, "dev", 20), (test, "test", 40)):
@@ -97,27 +89,43 @@ def test_eval_in_words(llama: Path, data: Path) -> None:
     assert "exact match" in done.stdout
 
 
+WAITING = """
+import pathlib, sys, time
+from zeroblock.train.session import Session
+on_step, gate = Session._on_step, pathlib.Path(sys.argv.pop())
+def waiting(self, record):
+    on_step(self, record)
+    while record.step == 4 and not gate.exists():
+        time.sleep(0.01)
+Session._on_step = waiting
+from zeroblock.cli import main
+main()
+"""
+"""The command; its fifth step ends when there is a file of the last argument's name."""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals(number: int, base: list[Any], tmp_path: Path) -> None:
     """The step finishes, the exit status says what came, and resuming ends where no signal would have."""
-    options = [*base, "--lr", "1e-3", "--steps", "150", "--eval-every", "50", "--batch-size", "4"]
-    whole, out = tmp_path / "whole", tmp_path / "run"
+    options = [*base, "--lr", "1e-3", "--steps", "12", "--eval-every", "6", "--batch-size", "4"]
+    whole, out, gate = tmp_path / "whole", tmp_path / "run", tmp_path / "gate"
     call("train", *options, "--out", whole, "--quiet")
     running = subprocess.Popen(
-        [*COMMAND, "train", *map(str, options), "--out", str(out)],
+        [sys.executable, "-c", WAITING, "train", *map(str, options), "--out", str(out), str(gate)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     journal = out / "journal.zbj"
     end = time.monotonic() + PATIENCE_S
-    while not (journal.exists() and read(journal).records) and time.monotonic() < end:
+    while not (journal.exists() and len(read(journal).records) == 5) and time.monotonic() < end:
+        assert running.poll() is None, running.communicate()
         time.sleep(0.02)
     running.send_signal(number)
+    gate.touch()
     _, errors = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 128 + number, errors
     assert f"continue with: zeroblock resume {out}" in errors
-    taken = len(read(journal).records)
-    assert 0 < taken < 150
-    assert f"after step {taken}" in errors
+    assert len(read(journal).records) == 5
+    assert "after step 5" in errors
     call("resume", out, "--quiet")
     assert journal.read_bytes() == (whole / "journal.zbj").read_bytes()
     assert (out / "steps.csv").read_text() == (whole / "steps.csv").read_text()

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from loop_toy import Kill, kept, lines, settings
+from loop_toy import Kill, kept, lines, settings, undisturbed
 from safetensors.torch import load_file, save_file
 
-from toy import PATIENCE_S
+from toy import PATIENCE_S, zeroblock
 from zeroblock import atomic
 from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.journal import Journal, read
@@ -52,7 +52,11 @@ def test_drafts_are_not_written_through_links(name: str, llama: Path, data: Path
 
 
 @pytest.mark.parametrize("name", ["summary.md", "figures/loss.png", "config.toml"])
-def test_a_link_under_a_files_name_is_replaced(name: str, llama: Path, data: Path, tmp_path: Path) -> None:
+def test_a_link_under_a_files_name_is_replaced(
+    name: str, llama: Path, data: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if name.startswith("figures"):
+        request.getfixturevalue("figures")
     target = tmp_path / "precious"
     target.write_text("precious")
     config = settings(llama, data)
@@ -78,7 +82,7 @@ def test_lines_are_not_added_through_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-def test_figures_are_not_drawn_through_a_link(llama: Path, data: Path, tmp_path: Path) -> None:
+def test_figures_are_not_drawn_through_a_link(llama: Path, data: Path, tmp_path: Path, figures: None) -> None:
     (tmp_path / "elsewhere").mkdir()
     run(settings(llama, data), tmp_path / "run", Kill(5))
     (tmp_path / "run" / "figures").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
@@ -158,7 +162,7 @@ def test_a_folder_cannot_ask_for_code(coded: tuple[Path, Path], data: Path, tmp_
     assert "trust_remote_code = true" in file.read_text()
     with pytest.warns(ZeroBlockWarning, match=ignored):
         assert not Config.load(file).trust_remote_code
-    done = command("train", "--config", file, "--out", tmp_path / "new")
+    done = zeroblock("train", "--config", file, "--out", tmp_path / "new")
     assert (done.returncode, done.stderr.count("\n")) == (2, 2)
     assert "trust_remote_code = true is ignored" in done.stderr
     assert "add --trust-remote-code to this command" in done.stderr
@@ -177,7 +181,7 @@ def test_every_command_that_asks_for_the_flag_has_it(coded: tuple[Path, Path], d
         "class Words(PreTrainedTokenizerFast):\n    pass\n"
     )
     for asked in (("blocks", "--model", model), ("tasks", "show", "sst2", "--data", data, "--tokenizer", model)):
-        done = command(*asked)
+        done = zeroblock(*asked)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert "add --trust-remote-code to this command" in done.stderr
         assert not mark.exists()
@@ -202,7 +206,7 @@ def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
 )
 def test_bad_lines_of_measurements_are_measured_again(line: bytes, llama: Path, data: Path, tmp_path: Path) -> None:
     config = settings(llama, data, eval_every=2)
-    whole = run(config, tmp_path / "whole")
+    whole = undisturbed(config)
     run(config, tmp_path / "run", Kill(5))
     file = tmp_path / "run" / "metrics.jsonl"
     good = file.read_bytes().splitlines(keepends=True)
@@ -210,7 +214,7 @@ def test_bad_lines_of_measurements_are_measured_again(line: bytes, llama: Path, 
     view = Notes()
     resume(tmp_path / "run", view)
     assert any("metrics.jsonl is damaged (line 4" in note for note in view.notes)
-    assert kept(whole.folder) == kept(tmp_path / "run")
+    assert whole == kept(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +246,7 @@ def test_a_snapshot_with_wrong_contents_is_left_alone(how: str, llama: Path, dat
     from zeroblock.train.snapshot import _crc
 
     config = settings(llama, data, method="mezo_bcd_adam", snapshot_every=3)
-    whole = run(config.replace(snapshot_every=0), tmp_path / "whole")
+    whole = undisturbed(config.replace(snapshot_every=0))
     run(config, tmp_path / "run", Kill(8))
     place = tmp_path / "run" / "snapshot"
     weights, state = load_file(place / "weights.safetensors"), torch.load(place / "state.pt", weights_only=True)
@@ -264,7 +268,7 @@ def test_a_snapshot_with_wrong_contents_is_left_alone(how: str, llama: Path, dat
     resume(tmp_path / "run", view)
     assert any("the snapshot is damaged" in note for note in view.notes)
     assert "replaying 8 of 8 steps" in view.notes
-    assert kept(whole.folder) == kept(tmp_path / "run")
+    assert whole == kept(tmp_path / "run")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -299,21 +303,12 @@ def test_two_resumes_at_once(steps: int, llama: Path, data: Path, tmp_path: Path
     assert kept(whole.folder) == kept(tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "code"),
-    [
-        (signal.SIGTERM, signal.SIGTERM, 143),
-        (signal.SIGTERM, signal.SIGINT, 130),
-    ],
-)
-def test_a_second_signal_names_itself(
-    first: int, second: int, code: int, llama: Path, data: Path, tmp_path: Path
-) -> None:
+def test_a_second_signal_names_itself(llama: Path, data: Path, tmp_path: Path) -> None:
     """Two in one step; the exit status is that of the second, and the run can be resumed."""
     script = (
-        "import os, sys\nfrom zeroblock.report import view\n"
+        "import os, signal\nfrom zeroblock.report import view\n"
         "class Both(view.Quiet):\n    def step(self, progress):\n        if progress.step == 4:\n"
-        f"            os.kill(os.getpid(), {int(first)})\n            os.kill(os.getpid(), {int(second)})\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n            os.kill(os.getpid(), signal.SIGINT)\n"
         "view.view = lambda quiet, json: Both()\nfrom zeroblock.cli import main\nmain()\n"
     )
     config = settings(llama, data)
@@ -321,8 +316,21 @@ def test_a_second_signal_names_itself(
     file.write_text(config.dump())
     options = ["train", "--config", str(file), "--out", str(tmp_path / "run")]
     done = subprocess.run([sys.executable, "-c", script, *options], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == code, done.stderr
+    assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
+    assert len(read(tmp_path / "run").records) == 4
+    assert resume(tmp_path / "run").steps == 10
+
+
+def test_a_second_sigterm_exits_with_its_status(llama: Path, data: Path, tmp_path: Path) -> None:
+    class Twice(Kill):
+        def step(self, progress: Progress) -> None:
+            super().step(progress)
+            super().step(progress)
+
+    with pytest.raises(SystemExit) as left:
+        run(settings(llama, data), tmp_path / "run", Twice(4))
+    assert left.value.code == 143
     assert len(read(tmp_path / "run").records) == 4
     assert resume(tmp_path / "run").steps == 10
 
@@ -360,7 +368,7 @@ def test_a_journal_that_is_lost_ends_the_run(
 def test_a_journal_that_is_deleted_or_cut_is_noticed(how: str, llama: Path, data: Path, tmp_path: Path) -> None:
     """Its writer writes it anew, unless another file is in its place: no run ends without a journal."""
     config = settings(llama, data, fsync=3600.0)
-    whole = run(config, tmp_path / "whole")
+    whole = undisturbed(config)
 
     class Damage(Quiet):
         def step(self, progress: Progress) -> None:
@@ -379,4 +387,4 @@ def test_a_journal_that_is_deleted_or_cut_is_noticed(how: str, llama: Path, data
         return
     with pytest.warns(ZeroBlockWarning, match=f"was {how} during the run; its 10 steps were written anew"):
         run(config, tmp_path / "run", Damage())
-    assert kept(whole.folder) == kept(tmp_path / "run")
+    assert whole == kept(tmp_path / "run")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from loop_toy import Crash, Kill, kept, lines, settings
+from loop_toy import Crash, Kill, kept, lines, settings, undisturbed
 from typer.testing import CliRunner
 
 import zeroblock as zb
@@ -34,7 +34,7 @@ from zeroblock.train.workload import Workload
 def test_resumed_equals_uninterrupted(
     method: str, dtype: str, llama: Path, data: Path, tmp_path: Path, models: list[Any]
 ) -> None:
-    config = settings(llama, data, method=method, dtype=dtype, lr_schedule="cosine")
+    config = settings(llama, data, method=method, dtype=dtype, lr_schedule="cosine", eval_limit=4)
     whole = run(config, tmp_path / "whole")
     assert (whole.steps, whole.reason) == (10, "")
     stopped = run(config, tmp_path / "parts", Kill(5))
@@ -119,7 +119,7 @@ def test_steps_under_way_when_a_run_fails_are_kept(
     from zeroblock.run.graph import Graphs
 
     config = settings(llama, data, eval_start=False, eval_every=10)
-    whole = run(config, tmp_path / "whole")
+    whole = undisturbed(config)
     build, losses, calls = Engine.__init__, BatchObjective.losses, []
 
     def building(self: Any, *arguments: Any, **options: Any) -> None:
@@ -150,12 +150,12 @@ def test_steps_under_way_when_a_run_fails_are_kept(
     assert len(read(tmp_path / "run").records) == (5 if broken else 6)
     monkeypatch.setattr(BatchObjective, "losses", losses)
     resume(tmp_path / "run")
-    assert kept(tmp_path / "run") == kept(whole.folder)
+    assert kept(tmp_path / "run") == whole
 
 
 def test_a_replay_is_shown_and_can_be_stopped(llama: Path, data: Path, tmp_path: Path) -> None:
     config = settings(llama, data, method="mezo_bcd_adam")
-    whole = run(config, tmp_path / "whole")
+    whole = undisturbed(config)
     run(config, tmp_path / "parts", Kill(7))
 
     class Impatient(Quiet):
@@ -171,7 +171,7 @@ def test_a_replay_is_shown_and_can_be_stopped(llama: Path, data: Path, tmp_path:
     assert (stopped.steps, stopped.reason, stopped.code) == (7, "interrupted", 130)
     assert len(read(tmp_path / "parts").records) == 7
     resume(tmp_path / "parts")
-    assert kept(whole.folder) == kept(tmp_path / "parts")
+    assert whole == kept(tmp_path / "parts")
 
 
 def test_a_run_stopped_before_its_journal_begins_again(llama: Path, data: Path, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_another_base_is_refused(llama: Path, data: Path, tmp_path: Path) -> Non
 
 def test_memory_that_runs_out(llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings(llama, data)
-    whole = run(config, tmp_path / "whole")
+    whole = undisturbed(config)
     closures, calls = Workload.objectives, []
 
     def greedy(self: Workload, batch: Any, share: Any) -> list[Any]:
@@ -229,7 +229,7 @@ def test_memory_that_runs_out(llama: Path, data: Path, tmp_path: Path, monkeypat
         run(config, tmp_path / "run")
     monkeypatch.undo()
     resume(tmp_path / "run")
-    assert kept(whole.folder) == kept(tmp_path / "run")
+    assert whole == kept(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -241,10 +241,20 @@ def test_memory_that_runs_out(llama: Path, data: Path, tmp_path: Path, monkeypat
     ],
     ids=["snapshot", "evaluations", "figures"],
 )
-def test_a_full_disk(changes: dict[str, int], room: int, message: str, llama: Path, data: Path, tmp_path: Path) -> None:
+def test_a_full_disk(
+    changes: dict[str, int],
+    room: int,
+    message: str,
+    llama: Path,
+    data: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
     """No file may grow beyond a limit: the journal fits, something else does not."""
+    if not changes:
+        request.getfixturevalue("figures")
     config = settings(llama, data, **changes)
-    whole = run(config, tmp_path / "whole")
+    whole = undisturbed(config)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
     try:
@@ -253,7 +263,7 @@ def test_a_full_disk(changes: dict[str, int], room: int, message: str, llama: Pa
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     resume(tmp_path / "run")
-    assert kept(whole.folder) == kept(tmp_path / "run")
+    assert whole == kept(tmp_path / "run")
     assert (tmp_path / "run" / "summary.md").exists()
 
 
@@ -261,12 +271,12 @@ def test_a_full_disk(changes: dict[str, int], room: int, message: str, llama: Pa
 def test_an_evaluation_whose_line_is_torn_is_made_again(cut: int, llama: Path, data: Path, tmp_path: Path) -> None:
     """Its step lies behind the journal's end: the replay stops there."""
     config = settings(llama, data, eval_every=2, snapshot_every=5)
-    whole = run(config, tmp_path / "whole")
+    whole = undisturbed(config)
     run(config, tmp_path / "run", Kill(6))
     file = tmp_path / "run" / "metrics.jsonl"
     file.write_bytes(file.read_bytes()[:-cut])
     resume(tmp_path / "run")
-    assert kept(whole.folder) == kept(tmp_path / "run")
+    assert whole == kept(tmp_path / "run")
 
 
 def test_a_folder_that_cannot_be_written(llama: Path, data: Path, tmp_path: Path) -> None:
@@ -289,7 +299,7 @@ def test_a_sitting_gets_somewhere_whatever_the_time_allowed(
     llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An evaluation, or a replay and a step, that takes longer than allowed is not begun anew for ever."""
-    whole = run(settings(llama, data), tmp_path / "whole")
+    whole = undisturbed(settings(llama, data))
     result = run(settings(llama, data, max_minutes=1e-9), tmp_path / "run")
     sittings = 1
     while result.summary is None:
@@ -297,7 +307,7 @@ def test_a_sitting_gets_somewhere_whatever_the_time_allowed(
         sittings += 1
         assert sittings < 40
     assert sittings > 10
-    assert kept(whole.folder) == kept(tmp_path / "run")
+    assert whole == kept(tmp_path / "run")
 
 
 def test_the_time_allowed_to_what_cannot_be_resumed(llama: Path, data: Path, tmp_path: Path) -> None:
@@ -314,7 +324,7 @@ def test_a_second_interrupt_quits_at_once(
 ) -> None:
     """Two in one forward pass: the first is noted, the second leaves the pass; nothing of the step is kept."""
     config = settings(llama, data)
-    whole = run(config, tmp_path / "whole")
+    whole = undisturbed(config)
     closures, calls = Workload.objectives, []
 
     def impatient(self: Workload, batch: Any, share: Any) -> list[Any]:
@@ -337,4 +347,4 @@ def test_a_second_interrupt_quits_at_once(
     monkeypatch.undo()
     assert len(read(tmp_path / "run").records) == 3
     resume(tmp_path / "run")
-    assert kept(whole.folder) == kept(tmp_path / "run")
+    assert whole == kept(tmp_path / "run")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loop_toy import Kill, kept, settings
+from loop_toy import Kill, kept, settings, undisturbed
 
 from toy import same
 from toy import snapshot as copy_of
@@ -50,7 +50,7 @@ def test_a_snapshot_shortens_the_replay(
 @pytest.mark.parametrize("how", ["empty", "cut", "flipped", "another run's", "half removed"])
 def test_a_snapshot_that_is_no_use_is_left_alone(how: str, llama: Path, data: Path, tmp_path: Path) -> None:
     config = settings(llama, data, method="mezo_bcd_adam", snapshot_every=3)
-    whole = run(config.replace(snapshot_every=0), tmp_path / "whole")
+    whole = undisturbed(config.replace(snapshot_every=0))
     run(config, tmp_path / "parts", Kill(8))
     place, told = tmp_path / "parts" / "snapshot", []
     weights = place / "weights.safetensors"
@@ -78,7 +78,7 @@ def test_a_snapshot_that_is_no_use_is_left_alone(how: str, llama: Path, data: Pa
     resume(tmp_path / "parts", Told())
     assert ("replaying 8 of 8 steps" in told) == (how != "half removed")
     assert any("snapshot is" in text for text in told) == (how != "half removed")
-    assert kept(whole.folder) == kept(tmp_path / "parts")
+    assert whole == kept(tmp_path / "parts")
 
 
 def test_a_folder_that_is_called_snapshot_is_let_be(llama: Path, data: Path, tmp_path: Path) -> None:

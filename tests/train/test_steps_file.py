@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loop_toy import Kill, kept, settings
+from loop_toy import Kill, kept, settings, undisturbed
 
 from zeroblock import atomic
 from zeroblock.evaluate.evaluator import Evaluation
@@ -61,7 +61,7 @@ def test_steps_do_not_pile_up_in_memory(
 @pytest.mark.parametrize("how", ["too long", "torn", "missing"])
 def test_resuming_cuts_it_back_to_the_journal(how: str, llama: Path, data: Path, tmp_path: Path) -> None:
     config = settings(llama, data)
-    whole = run(config, tmp_path / "whole")
+    whole = undisturbed(config)
     run(config, tmp_path / "run", Kill(6))
     file = tmp_path / "run" / "steps.csv"
     match how:
@@ -72,7 +72,7 @@ def test_resuming_cuts_it_back_to_the_journal(how: str, llama: Path, data: Path,
         case _:
             file.unlink()
     resume(tmp_path / "run")
-    assert kept(whole.folder) == kept(tmp_path / "run")
+    assert whole == kept(tmp_path / "run")
 
 
 def test_a_step_is_looked_up_among_many_measurements(tmp_path: Path) -> None:
