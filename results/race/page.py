@@ -33,6 +33,9 @@ DOCS = HERE.parents[1] / "docs"
 MODELS = {"smollm2": "SmolLM2-135M", "qwen": "Qwen2.5-1.5B"}
 TASKS = ("sst2", "rte", "squad", "boolq")
 YARDSTICK = "mezo"
+MIN_SEEDS = 3
+"""Seeds below which no verdict is given."""
+FEW = "too few seeds to say"
 
 CLAIMS = {
     "mezo_bcd": "up to 2.77 times as fast as MeZO in wall clock on OPT-13B, with comparable iteration complexity and "
@@ -138,6 +141,7 @@ def beside(mine: Sequence[Score], other: Sequence[Score]) -> tuple[str, str]:
         return "no test", "open"
     gap = fmean(a) - fmean(b)
     error = math.sqrt(sum(stdev(some) ** 2 / len(some) for some in (a, b))) if min(len(a), len(b)) > 1 else math.nan
+    enough = min(len(a), len(b)) >= MIN_SEEDS
     marks = {one.seed: one.best.loss for one in other}
     reached = {name: first_to(mine, marks, name) for name in ("seconds", "forwards")}
     own = {name: first_to(other, marks, name) for name in ("seconds", "forwards")}
@@ -145,7 +149,7 @@ def beside(mine: Sequence[Score], other: Sequence[Score]) -> tuple[str, str]:
     word = "not told apart from MeZO" if math.isnan(error) or abs(gap) <= 2 * error else ""
     word = word or ("more accurate than MeZO" if gap > 0 else "less accurate than MeZO")
     if not reached["seconds"]:
-        return f"{result}; no seed reached MeZO's best dev loss", f"{word}; slower"
+        return f"{result}; no seed reached MeZO's best dev loss", f"{word}; slower" if enough else FEW
     speed = []
     for name, unit in (("seconds", "time"), ("forwards", "passes")):
         if own[name]:
@@ -153,7 +157,8 @@ def beside(mine: Sequence[Score], other: Sequence[Score]) -> tuple[str, str]:
     count = f"{len(reached['seconds'])} of {len(mine)} seeds reached MeZO's best dev loss"
     ratio = fmean(reached["seconds"]) / fmean(own["seconds"]) if own["seconds"] else math.nan
     pace = "faster" if ratio < 1 and len(reached["seconds"]) == len(mine) else "not clearly faster"
-    return f"{result}; {count}" + (f", in {' and '.join(speed)}" if speed else ""), f"{word}; {pace}"
+    told = f"{result}; {count}" + (f", in {' and '.join(speed)}" if speed else "")
+    return told, f"{word}; {pace}" if enough else FEW
 
 
 def commands(courses: dict[tuple[str, str], Course]) -> list[str]:
@@ -165,7 +170,7 @@ def commands(courses: dict[tuple[str, str], Course]) -> list[str]:
 def steps(path: Path) -> list[str]:
     """The table of step times."""
     if not path.is_file():
-        return []
+        return ["Not measured yet: `bash results/race/run.sh steps` does it."]
     with path.open(newline="", encoding="utf-8") as file:
         rows = [row_of(line) for line in csv.DictReader(file)]
     if not rows:

@@ -15,6 +15,8 @@ from .score import Score, band
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """The palette of Okabe and Ito without its yellow, which is too pale for a line."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+BAND_ALPHA, CLEAR_BANDS = 0.15, 4
+"""How dark a band is, and how many of them can lie over each other before they have to be lighter."""
 LEGEND_COLUMNS, ROW_INCHES = 5, 0.18
 SIZE_INCHES = (8.4, 5.6)
 LOSS_MARGIN = 1.25
@@ -86,7 +88,8 @@ def _panel(axes: Any, scores: Mapping[str, Sequence[Score]], against: str, of: s
         mean, spread = scale * curve.mean, scale * curve.spread
         axes.plot(curve.x, mean, color=colour, marker=marker, linestyle=line, label=name)
         if spread.any():
-            axes.fill_between(curve.x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+            alpha = BAND_ALPHA * min(1.0, CLEAR_BANDS / len(scores))
+            axes.fill_between(curve.x, mean - spread, mean + spread, color=colour, alpha=alpha, linewidth=0)
     axes.margins(x=0.02)
 
 
