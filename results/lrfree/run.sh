@@ -6,13 +6,14 @@
 #     results/lrfree/run.sh table OUT                                   tables and a figure of what is in OUT
 #     results/lrfree/run.sh reference MODEL DATA OUT                    time to the accuracy of MeZO's published procedure
 #     results/lrfree/run.sh order MODEL DATA OUT                        economical order of blocks beside random order
+#     results/lrfree/run.sh goals MODEL DATA OUT                        what SmolLM2 reaches without lr, beside Adam
 #     results/lrfree/run.sh demo OUT                                    zeroblock demo, three seeds
 #
 # MODEL: a folder, a GGUF file or a hub id; a Gemma's tokenizer must put BOS first. DATA: local copies of the tasks.
-# In the environment: MINUTES of training per runner (0.25), SEEDS (3), JOBS at a time (1), TASKS (all eleven),
-# TOTAL minutes after which no runner begins (600). At the defaults a method takes a minute per task and model: four
-# learning rates tried for a quarter of the time each, and three runners. Dev chooses learning rates and steps; test is
-# measured once per runner, at the step that dev chose.
+# In the environment: MINUTES of training per runner (0.25; goals 2, order 0.05), SEEDS (3; order 2), JOBS at a time (1),
+# TASKS (all eleven), TOTAL minutes after which no runner begins (600). At the defaults a method takes a minute per task
+# and model: four learning rates tried for a quarter of the time each, and three runners. Dev chooses learning rates and
+# steps; test is measured once per runner, at the step that dev chose.
 set -euo pipefail
 minutes=${MINUTES:-0.25} seeds=${SEEDS:-3} jobs=${JOBS:-1} total=${TOTAL:-600}
 tasks=${TASKS:-sst2,rte,boolq,copa,wic,cb,wsc,multirc,record,squad,drop}
@@ -62,6 +63,12 @@ order)
     minutes=${MINUTES:-0.05} seeds=${SEEDS:-2}
     race "$4/order" "$2" "$3" "${TASKS:-sst2,rte}" --methods random=mezo_bcd,economical=mezo_bcd \
         --set economical.schedule=economical --evals 10 --dev 300 --test 100
+    ;;
+goals)
+    minutes=${MINUTES:-2}
+    tasks=${TASKS:-sst2,rte,wic,squad}
+    race "$4/goals" "$2" "$3" "$(some no)" --methods mezo_bcd,fzoo_bcd,ft --lr auto --dev 300 --test 500
+    race "$4/goals" "$2" "$3" "$(some yes)" --methods mezo_bcd,fzoo_bcd,ft --lr auto --dev 100 --test 300
     ;;
 demo)
     for seed in 0 1 2; do zeroblock demo --seed "$seed" --quiet --out "$2/demo-seed$seed"; done

@@ -28,6 +28,7 @@ ROWS = {
     "ft": "Adam fine-tuning, best of 4 lr",
 }
 TASKS = ("sst2", "rte", "cb", "boolq", "wsc", "wic", "multirc", "copa", "record", "squad", "drop")
+MODELS = ("smollm2", "gemma", "qwen")
 WITHIN = 0.01
 """A default that is at most so far below the best hand-set learning rate counts as within a point of it."""
 
@@ -113,7 +114,7 @@ def draw(path: Path, found: dict[str, Cells]) -> None:
 def main() -> None:
     out = Path(sys.argv[1])
     lines, rows, found = ["# Without a learning rate, beside the best of four", ""], [], {}
-    for folder in sorted(one for one in out.iterdir() if list(one.glob("*/runners.csv")) and one.name != "order"):
+    for folder in sorted(one for one in out.iterdir() if one.name in MODELS and list(one.glob("*/runners.csv"))):
         found[folder.name], mine = read(folder)
         lines += markdown(folder.name, found[folder.name], mine)
         rows += mine
