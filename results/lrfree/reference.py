@@ -182,7 +182,7 @@ def compare(bench: Bench, args: argparse.Namespace, task: str) -> list[dict[str,
     """The rows of one task and seed: one per evaluation."""
     encoded, labels = zip(*bench.work.train, strict=True)
     each_s = reference_ms(bench.work.model, Pool(encoded, labels, bench.work.task.over), bench.batch_size) / 1e3
-    steps = int(60 * args.minutes / each_s)
+    steps = max(1, int(60 * args.minutes / each_s))
     print(f"{task}: {1e3 * each_s:.1f} ms per published step, {steps} steps in {args.minutes:g} min", flush=True)
     tries = {}
     for lr in args.lr:
