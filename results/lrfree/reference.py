@@ -234,11 +234,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="of the published procedure")
     parser.add_argument("--method", nargs="+", default=["mezo_bcd", "fzoo_bcd"], help="without a learning rate")
     parser.add_argument("--seconds", type=float, nargs="+", default=[10.0, 30.0], help="lengths of their runs")
+    parser.add_argument("--dev", type=int, default=500, help="most rows of dev")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--csv")
     args = parser.parse_args()
     for task in args.task:
-        bench = Bench(args.model, task, args.data, args.seed)
+        bench = Bench(args.model, task, args.data, args.seed, dev=args.dev)
         append(args.csv, compare(bench, args, task), str(bench.work.engine.device.type))
 
 
