@@ -228,10 +228,12 @@ COUNTS = {
     "adam": 5 * SEEDS * (2 + 2),
     # zero-shot, ICL, seven cases of two learning rates, whose choice of sst2 has a second seed
     "smollm2": 6 * (1 + 1 + 7 * 2) + 7,
+    "icl": ELEVEN * SEEDS,
 }
+PAPER = [name for name in COUNTS if name not in ("smollm2", "icl")]
 
 
-@pytest.mark.parametrize("name", [name for name in COUNTS if name != "smollm2"])
+@pytest.mark.parametrize("name", PAPER)
 def test_the_sweeps_of_the_paper_have_its_grids(name):
     found = Sweep.load(SWEEPS / f"{name}.toml")
     assert len(found.runs) == COUNTS[name]

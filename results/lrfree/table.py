@@ -1,0 +1,142 @@
+"""Tables and a figure of the races of ``run.sh tasks``, all models in one file.
+
+    python results/lrfree/table.py OUT
+
+Reads ``OUT/NAME/TASK/runners.csv`` of every model NAME, and ``OUT/NAME-icl/runs.csv`` if it is there; writes
+``tasks.md``, ``tasks.csv`` and, with matplotlib, ``tasks.svg`` into OUT.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import math
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from zeroblock.sweep.table import Mean
+
+DEFAULT, GRID = "mezo_bcd auto", "mezo_bcd"
+ROWS = {
+    "zero-shot": "Zero-shot",
+    "icl": "ICL, 8 shots",
+    "mezo": "MeZO, best of 4 lr",
+    "lozo": "LOZO, best of 4 lr",
+    GRID: "MeZO-BCD, best of 4 lr",
+    DEFAULT: "MeZO-BCD, no lr (the default)",
+    "ft": "Adam fine-tuning, best of 4 lr",
+}
+TASKS = ("sst2", "rte", "cb", "boolq", "wsc", "wic", "multirc", "copa", "record", "squad", "drop")
+MODELS = ("smollm2", "gemma", "qwen")
+WITHIN = 0.01
+"""A default that is at most so far below the best hand-set learning rate counts as within a point of it."""
+
+Cells = dict[str, dict[str, list[float]]]
+"""Test by row and task, one number per seed."""
+
+
+def read(folder: Path) -> tuple[Cells, list[dict[str, str]]]:
+    """The test results of a model, and the rows they come from."""
+    cells: Cells = defaultdict(lambda: defaultdict(list))
+    rows = []
+    for path in sorted(folder.glob("*/runners.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            rows += [row | {"model": folder.name} for row in csv.DictReader(file)]
+    for row in rows:
+        cells[row["entrant"]][row["task"]].append(float(row["test"]))
+    shots = folder.with_name(f"{folder.name}-icl") / "runs.csv"
+    if shots.is_file():
+        with shots.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if row["state"] == "finished":
+                    cells["icl"][row["task"]].append(float(row["test"]))
+    return cells, rows
+
+
+def markdown(name: str, cells: Cells, rows: list[dict[str, str]]) -> list[str]:
+    """The table of a model, and how the default did beside the grid."""
+    tasks = [task for task in TASKS if any(task in row for row in cells.values())]
+    seeds = max(len(values) for row in cells.values() for values in row.values())
+    minutes = sorted({float(row["minutes"]) for row in rows})
+    shared = sorted({row["jobs"] for row in rows})
+    lines = [f"## {name}", ""]
+    lines += [
+        f"Test in percent, mean ± sample standard deviation over {seeds} seeds of data and noise; "
+        f"{' or '.join(f'{60 * one:g}' for one in minutes)} s of training per runner, {' or '.join(shared)} at a time.",
+        "",
+        "| | " + " | ".join(tasks) + " |",
+        "|---|" + "---:|" * len(tasks),
+    ]
+    for key, label in ROWS.items():
+        if key in cells:
+            lines.append(f"| {label} | " + " | ".join(_percent(cells[key].get(task, [])) for task in tasks) + " |")
+    both = [task for task in tasks if cells[DEFAULT].get(task) and cells[GRID].get(task)]
+    ahead = {task: Mean.of(cells[DEFAULT][task]).value - Mean.of(cells[GRID][task]).value for task in both}
+    if both:
+        most = [task for task in both if ahead[task] >= 0]
+        near = [task for task in both if -WITHIN <= ahead[task] < 0]
+        lost = sum(any(math.isnan(value) for value in cells[DEFAULT][task]) for task in both)
+        lines += [
+            "",
+            f"Without lr at least as good as the best of four lr on {len(most)} of {len(both)} tasks, within a point "
+            f"on {len(near)} more; {lost} tasks have a run that diverged.",
+        ]
+        worse = [task for task in both if ahead[task] < -WITHIN]
+        lines += [f"Behind by more: {', '.join(f'{task} ({100 * ahead[task]:.1f})' for task in worse)}."] * bool(worse)
+    return [*lines, ""]
+
+
+def draw(path: Path, found: dict[str, Cells]) -> None:
+    """Test of the default beside the others, a panel per model."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    marks = {"zero-shot": "_", "mezo": "s", "lozo": "^", GRID: "o", DEFAULT: "D", "ft": "*"}
+    figure, panels = plt.subplots(len(found), 1, figsize=(8, 2.6 * len(found)), squeeze=False)
+    for panel, (name, cells) in zip(panels[:, 0], found.items(), strict=True):
+        tasks = [task for task in TASKS if any(task in row for row in cells.values())]
+        for i, (key, mark) in enumerate(marks.items()):
+            means = [Mean.of(cells[key].get(task, [])) for task in tasks]
+            x = [at + (i - len(marks) / 2) * 0.1 for at in range(len(tasks))]
+            spread = [0.0 if math.isnan(mean.spread) else 100 * mean.spread for mean in means]
+            height = [100 * mean.value for mean in means]
+            panel.errorbar(x, height, spread, fmt=mark, ms=5, lw=1, label=ROWS[key])
+        panel.set_xticks(range(len(tasks)), tasks)
+        panel.set(title=name, ylabel="test, %")
+    panels[0, 0].legend(frameon=False, fontsize=7, ncols=3)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    lines, rows, found = ["# Without a learning rate, beside the best of four", ""], [], {}
+    for folder in sorted(one for one in out.iterdir() if one.name in MODELS and list(one.glob("*/runners.csv"))):
+        found[folder.name], mine = read(folder)
+        lines += markdown(folder.name, found[folder.name], mine)
+        rows += mine
+    if not rows:
+        sys.exit(f"{out} holds no races: results/lrfree/run.sh tasks makes them")
+    (out / "tasks.md").write_text("\n".join(lines), encoding="utf-8")
+    with (out / "tasks.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    if importlib.util.find_spec("matplotlib"):
+        draw(out / "tasks.svg", found)
+    print("\n".join(lines))
+
+
+def _percent(values: list[float]) -> str:
+    mean = Mean.of(values)
+    if not mean.count:
+        return "–"
+    spread = "" if math.isnan(mean.spread) else f" ± {100 * mean.spread:.1f}"
+    return f"{100 * mean.value:.1f}{spread}"
+
+
+if __name__ == "__main__":
+    main()
