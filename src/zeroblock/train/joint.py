@@ -57,8 +57,11 @@ def shared(config: Config, peers: Peers, tell: Callable[[str], None], *, begins:
         tell: is called with a line for the user.
         begins: whether the run is about to begin; one that goes on keeps its parts.
     """
-    if peers.size == 1:
-        return config
+    return config if peers.size == 1 else peers.together(lambda: _shared(config, tell, begins, peers.size))
+
+
+def _shared(config: Config, tell: Callable[[str], None], begins: bool, size: int) -> Config:
+    """The same on one of several ranks."""
     if config.method == BACKPROPAGATION:
         raise ZeroBlockError("ft runs in one process: leave out torchrun, or take a zeroth-order method")
     if not config.trains:
@@ -74,7 +77,7 @@ def shared(config: Config, peers: Peers, tell: Callable[[str], None], *, begins:
             "ranks, or give the costs (--schedule economical:1,0.9,…)"
         )
     if config.parallel is None:
-        tell(f"{peers.size} ranks share the examples of every batch (--parallel data)")
+        tell(f"{size} ranks share the examples of every batch (--parallel data)")
         config = config.replace(parallel="data")
     from ..ranks import Ranks
 
