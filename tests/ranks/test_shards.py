@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import shard_case
 import torch
@@ -10,6 +12,7 @@ from pool import Pool
 from toy import same
 from zeroblock.journal import Header
 from zeroblock.method import METHODS
+from zeroblock.train import snapshot
 
 LIKE = {torch.float32: 2, torch.bfloat16: 4}
 """Ranks by dtype: two with uneven shards, four of which some are empty."""
@@ -78,6 +81,18 @@ def test_journals_know_no_shards(pool: Pool) -> None:
     for theirs, weights in pool.run(shard_case.replayed, records, size=2):
         assert theirs == header
         assert same(weights, shard_case.gathered(optimizer))
+
+
+def test_snapshots_hold_whole_tensors(pool: Pool, tmp_path: Path) -> None:
+    """Saved by two ranks, loaded by two and by one; a rule's state is not saved, because shards cut it."""
+    for weights in pool.run(shard_case.saved, "mezo", str(tmp_path / "shards"), size=2):
+        model, records = shard_case.Toy(), shard_case.RECORDS
+        optimizer = METHODS["mezo"](model, lr=1e-2)
+        assert snapshot.load(tmp_path / "shards", optimizer, records) == ""
+        assert optimizer.steps == len(records)
+        assert same(weights, shard_case.gathered(optimizer))
+    pool.run(shard_case.saved, "mezo_adam", str(tmp_path / "state"), size=2)
+    assert not (tmp_path / "state").exists()
 
 
 def test_states_of_shards_continue(pool: Pool) -> None:

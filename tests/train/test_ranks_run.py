@@ -40,8 +40,9 @@ def base(llama: Path, data: Path) -> dict[str, Any]:
         ("two", {"parallel": "data", "dtype": "bf16", "shares": 2}),
         ("two", {"parallel": "probes", "probes": 3, "method": "lozo", "interval": 4}),
         ("four", {"parallel": "data,probes", "probes": 2, "shares": 2, "method": "mezo_bcd_adam", "interval": 3}),
+        ("four", {"parallel": "data,probes", "probes": 2, "shares": 2, "shard": "fsdp", "dtype": "bf16"}),
     ],
-    ids=["data", "probes", "both"],
+    ids=["data", "probes", "both", "sharded"],
 )
 def test_many_ranks_make_the_run_of_one(
     ranks: str, settings: dict[str, Any], base: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
@@ -77,6 +78,65 @@ def test_a_run_goes_on_with_other_ranks(base: dict[str, Any], tmp_path: Path, tw
     assert travelled("resume", values, out) == whole
     assert kept(tmp_path / "parts") == kept(tmp_path / "whole")
     assert absent(tmp_path / "parts")
+
+
+def test_a_sharded_run_goes_on_with_whole_weights(base: dict[str, Any], tmp_path: Path, two: Pool) -> None:  # noqa: F811
+    """Two ranks with half of every tensor each, then one process, then two again; snapshots hold whole tensors."""
+    values = base | {"shares": 2, "snapshot_every": 2}
+    whole = travelled("run", values, str(tmp_path / "whole"))
+    out = str(tmp_path / "parts")
+    split = values | {"parallel": "data", "shard": "fsdp"}
+    assert {one[1] for one in two.run(travelled, "run", split, out, stop=(1, 3))} == {"terminated"}
+    steps = len(read(out).records)
+    assert travelled("resume", values, out, stop=(0, steps + 1))[:2] == (steps + 1, "terminated")
+    assert set(two.run(travelled, "make", split, out)) == {whole}
+    assert kept(tmp_path / "parts") == kept(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"shares": 3}, "2 do not divide 3"),
+        ({"parallel": "probes", "probes": 2}, "give --parallel data"),
+        ({"max_tokens": 100}, "leave out --max-tokens"),
+        ({"lora": "r=2,targets=q"}, "leave out --lora"),
+    ],
+    ids=str,
+)
+def test_shards_say_what_they_need(
+    settings: dict[str, Any],
+    reason: str,
+    base: dict[str, Any],
+    tmp_path: Path,
+    two: Pool,  # noqa: F811
+) -> None:
+    outcomes = two.outcomes(travelled, "run", base | {"shard": "fsdp"} | settings, str(tmp_path / "run"))
+    assert all(outcome.kind == "RankError" and reason in outcome.message for outcome in outcomes)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"lr": None, "max_minutes": 0.01, "steps": 100_000, "eval_every": 50_000}, {"schedule": "economical"}],
+    ids=["minutes", "economical"],
+)
+def test_what_one_rank_measures_all_ranks_take(
+    settings: dict[str, Any],
+    base: dict[str, Any],
+    tmp_path: Path,
+    two: Pool,  # noqa: F811
+) -> None:
+    """Rank 0's clock decides learning rates and the end, or the probabilities of blocks; the journal keeps them."""
+    outcomes = two.run(travelled, "run", base | settings, str(tmp_path / "run"))
+    assert len(set(outcomes)) == 1
+    steps, reason, _, weights = outcomes[0]
+    assert reason == ""
+    rates = [record.lr for record in read(tmp_path / "run").records]
+    assert len(rates) == steps >= 1
+    if "schedule" in settings:
+        assert 'schedule = "economical:' in (tmp_path / "run" / "config.toml").read_text()
+    model = load(base["model"], "fp32", "cpu")
+    zb.load(model, tmp_path / "run")
+    assert digest(model) == weights
 
 
 def test_evaluations_are_shared(base: dict[str, Any], tmp_path: Path, two: Pool) -> None:  # noqa: F811

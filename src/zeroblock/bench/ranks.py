@@ -129,9 +129,7 @@ def measure(workload: Workload, peers: Peers, steps: int, tell: Callable[[str], 
     peers.first(lambda: alone.ms(max(cycle, WARM_UP_STEPS)))
     tell(f"{peers.size} rank{'s' if peers.size > 1 else ''}")
     peers.each(lambda: together.ms(max(cycle, WARM_UP_STEPS)))
-    rounds = [
-        (peers.first(lambda: alone.ms(steps)), peers.each(lambda: together.ms(steps))[0]) for _ in range(ROUNDS)
-    ]
+    rounds = [(peers.first(lambda: alone.ms(steps)), peers.each(lambda: together.ms(steps))[0]) for _ in range(ROUNDS)]
     alone_ms, step_ms = (statistics.median(times) for times in zip(*rounds, strict=True))
     team = joined.team
     assert team is not None

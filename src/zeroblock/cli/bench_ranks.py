@@ -98,7 +98,7 @@ def _print(row: Any, json: bool) -> None:
         f"{row.step_ms / row.alone_ms - 1:+.1%}"
     )
     sender = "captured with the step" if row.captured else "sent by the host"
-    typer.echo(f"  message     {row.message_us:.0f} µs by itself, {row.message_bytes} bytes per rank and step, {sender}")
+    typer.echo(f"  message     {row.message_us:.0f} µs by itself, {row.message_bytes} bytes, {sender}")
     typer.echo(f"  checksum    {row.checksum_ms:.1f} ms")
     if not row.examples:
         return

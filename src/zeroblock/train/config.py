@@ -21,7 +21,7 @@ MEASURED = ("zero-shot", "icl")
 BACKPROPAGATION = "ft"
 EXECUTION = (
     "data", "device", "engine", "graphs", "max_tokens", "max_minutes", "snapshot_every", "save_weights", "fsync",
-    "track", "parallel", "timeout",
+    "track", "parallel", "shard", "timeout",
 )  # fmt: skip
 """Settings that may differ when a run is resumed: they say where and how it runs, not what it computes."""
 TIMEOUT_SECONDS = 600.0
@@ -127,6 +127,9 @@ class Config:
     graphs: Literal["auto", "on", "off"] = _option("auto", "Use CUDA graphs.")
     parallel: Literal["data", "probes", "data,probes"] | None = _option(
         None, "What the ranks of torchrun share: the examples of a batch, the probes of a step, or both. [data]"
+    )
+    shard: Literal["none", "fsdp"] = _option(
+        "none", "fsdp: the ranks that share the data hold a part of every layer's weights each."
     )
     shares: int | None = _option(
         None,

@@ -104,6 +104,11 @@ class Session:
         return Moves(optimizer.parts, len(optimizer.blocks), block_sizes(optimizer), optimizer.clip)
 
     @property
+    def sharded(self) -> bool:
+        """Whether every rank holds a part of the weights, so that all take the same passes."""
+        return isinstance(self.learner, ZerothOrder) and self.learner.optimizer.weights.sharded
+
+    @property
     def adapted(self) -> bool:
         """Whether the run trains an adapter."""
         return adapter.is_adapted(self.workload.model) and self.learner is not None
@@ -215,24 +220,28 @@ class Session:
         rates = self._rates(stop)
         due = frozenset(evaluations)
         while True:
+            clock = self.progressed and not config.timed
             if self.steps in due:
+                if self.sharded and not self.past:  # an evaluation of sharded weights is not left midway
+                    meetings.check(self.steps, clock=clock, now=True)
                 self._evaluate(stop)
             if self.learner is None or self.steps >= config.steps:
                 return
-            if stop.late and self.steps and not self.past and (self.journal is None or config.timed):  # it ends here
+            ends = self.journal is None or config.timed  # with the time, and not to be resumed
+            if meetings.late and self.steps and not self.past and ends:
                 self._evaluate(stop)
                 return
             if self.past:
                 if self.peers.size == 1:
-                    meetings.check(self.steps, clock=self.progressed and not config.timed)
+                    meetings.check(self.steps, clock=clock)
                 self._catch_up(evaluations, stop)
                 if not self.past:
                     self._prove()
                 continue
-            meetings.check(self.steps, clock=self.progressed and not config.timed)
+            meetings.check(self.steps, clock=self.progressed and not config.timed, left=rates.left)
             step = self.steps
             batch = [i for one in range(step, step + self.learner.batches) for i in batches.at(one)]
-            self.learner.step(self.workload.objectives(batch, self.learner.share), rates.at(step))
+            self.learner.step(self.workload.objectives(batch, self.learner.share), rates.at(step, meetings.left(step)))
             if self.steps % CHECKSUM_STEPS == 0:
                 self._prove()
             if config.snapshot_every and self.steps % config.snapshot_every == 0:
@@ -272,10 +281,11 @@ class Session:
 
             def check(done: int, split: str = split, n: int = len(exam.examples)) -> None:
                 resumable = self.journal is not None and not self.config.timed
-                stop.check(clock=self.learner is None or (self.progressed and resumable))
+                if not self.sharded:  # else all ranks pass all examples, and stop after the same one: the last
+                    stop.check(clock=self.learner is None or (self.progressed and resumable))
                 self.view.evaluating(self.steps, split, done, n)
 
-            evaluation = self.workload.evaluator(exam, check=check, ranks=self.peers)
+            evaluation = self.workload.evaluator(exam, check=check, ranks=None if self.sharded else self.peers)
             measurement = Measurement(self.steps, split, evaluation, self.elapsed)
             self.folder.measured(measurement)
             self.progressed = True
@@ -325,8 +335,7 @@ class Session:
             self.learner.flush()
             self._sync()  # a snapshot must not know of steps that the journal may lose
             self._prove()
-            if self.peers.leads:
-                snapshot.save(self.folder.snapshot, self.learner.optimizer)
+            snapshot.save(self.folder.snapshot, self.learner.optimizer, writes=self.peers.leads)
 
     def _prove(self) -> None:
         """Compare the weights of all ranks, once per step, and write down what they agree on."""
