@@ -41,6 +41,15 @@ def test_losses_agree_between_devices(name: str) -> None:
         assert float(a.step(next_token(here))) == pytest.approx(float(b.step(next_token(there))), rel=1e-4)
 
 
+EXTRA_LAYERS = {
+    "hizoo": 1.4,  # noise is shaped in fp32, piece by piece
+    "lezo": 2,  # two of the eight layers move in a step
+    "subzero": 3,  # U·z·Vᵀ of one matrix in fp32 beside its copy
+    "zo_muon": 2.6,
+}
+"""Layers whose size a measurement needs at most, where it is not one."""
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_extra_memory_on_the_gpu(name: str) -> None:
     model = torch.nn.Module()
@@ -61,4 +70,4 @@ def test_extra_memory_on_the_gpu(name: str) -> None:
     torch.cuda.reset_peak_memory_stats()
     host.measure(optimizer.plan(), Called(loss))
     layer = 2048 * 2048 * 2
-    assert torch.cuda.max_memory_allocated() - before < 1.3 * layer
+    assert torch.cuda.max_memory_allocated() - before < (EXTRA_LAYERS.get(name, 1) + 0.3) * layer

@@ -21,6 +21,8 @@ from .layout import Ranks
 
 PULSE_S = 1.0
 """Seconds of waiting after which a rank looks whether another one has given up."""
+POLL_S = 2e-5
+"""Seconds between two looks at a message on the GPU."""
 ROLL_CALL_S = 2.0
 """Seconds that ranks have to answer when one is missing."""
 FAREWELL_S = 30.0
@@ -65,8 +67,7 @@ class Channel:
         """
         out, work = self._begin(message)
         try:
-            if self.device.type == "cpu":
-                self._wait(work)
+            self._wait(work)
             return out.cpu().view(self.ranks.size, *message.shape)
         except RuntimeError as error:
             raise self._broken(error) from error
@@ -97,12 +98,11 @@ class Channel:
                 self._store.set(f"reason/{step}/{self.ranks.rank}", reason)
                 self._store.set(f"failed/{step}", "")
             _, work = self._begin(message)
-            if self.device.type == "cpu":
-                try:
-                    self._wait(work, FAREWELL_S)
-                except RuntimeError:
-                    self.over = f"this rank has failed, and the others did not hear of it: {AGAIN}"
-                    self._give_up()
+            try:
+                self._wait(work, FAREWELL_S)
+            except RuntimeError:
+                self.over = f"this rank has failed, and the others did not hear of it: {AGAIN}"
+                self._give_up()
 
     def failure(self, step: int, failed: Sequence[int]) -> ZeroBlockError:
         """The error for a step that some ranks could not measure."""
@@ -135,9 +135,14 @@ class Channel:
         """Wait for the others, and look now and then whether one of them, or the user, has given up."""
         end = time.monotonic() + most_s
         while True:
+            pulse = time.monotonic() + PULSE_S
+            while self.device.type == "cuda" and not work.is_completed() and time.monotonic() < pulse:
+                time.sleep(POLL_S)  # NCCL's ``wait`` is for the stream: it returns at once
             try:
-                work.wait(datetime.timedelta(seconds=PULSE_S))
-                return
+                if self.device.type == "cpu" or work.is_completed():
+                    work.wait(datetime.timedelta(seconds=PULSE_S))
+                    return
+                raise RuntimeError("no answer of the other ranks")
             except RuntimeError:
                 late = time.monotonic() > end
                 if work.is_completed() or late or held_back() or self._set("broken"):
