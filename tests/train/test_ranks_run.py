@@ -7,10 +7,12 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from loop_toy import kept, lines
 from pool import Pool
 from ranks_toy import PRELOAD, absent, commanded, digest, four, made, travelled, two  # noqa: F401 (fixtures)
@@ -21,6 +23,7 @@ import zeroblock as zb
 from zeroblock.cli import app
 from zeroblock.journal import read
 from zeroblock.model import load
+from zeroblock.train.launch import Launch
 
 KILLS = int(os.environ.get("ZEROBLOCK_TEST_KILLS", "2"))
 """How often a rank is killed; 20 take some minutes."""
@@ -81,15 +84,16 @@ def test_a_run_goes_on_with_other_ranks(base: dict[str, Any], tmp_path: Path, tw
 
 
 def test_a_sharded_run_goes_on_with_whole_weights(base: dict[str, Any], tmp_path: Path, two: Pool) -> None:  # noqa: F811
-    """Two ranks with half of every tensor each, then one process, then two again; snapshots hold whole tensors."""
+    """One process, two ranks with half of every tensor each, twice, and one process; snapshots hold whole tensors."""
     values = base | {"shares": 2, "snapshot_every": 2}
     whole = travelled("run", values, str(tmp_path / "whole"))
     out = str(tmp_path / "parts")
     split = values | {"parallel": "data", "shard": "fsdp"}
-    assert {one[1] for one in two.run(travelled, "run", split, out, stop=(1, 3))} == {"terminated"}
-    steps = len(read(out).records)
-    assert travelled("resume", values, out, stop=(0, steps + 1))[:2] == (steps + 1, "terminated")
-    assert set(two.run(travelled, "make", split, out)) == {whole}
+    assert travelled("run", values, out, stop=(0, 1))[:2] == (1, "terminated")
+    before = two.run(travelled, "make", split, out, stop=(1, 4))  # with a snapshot, and without the evaluation
+    assert {one[:2] for one in before} == {(4, "terminated")}
+    assert {one[1] for one in two.run(travelled, "make", split, out, stop=(1, 6))} == {"terminated"}
+    assert travelled("resume", values, out) == whole
     assert kept(tmp_path / "parts") == kept(tmp_path / "whole")
 
 
@@ -235,6 +239,20 @@ def test_torchrun(base: dict[str, Any], tmp_path: Path) -> None:
     assert ended.stdout.count("2 ranks share the examples of every batch (--parallel data)") == 1
     assert ended.stdout.count("sst2, mezo_bcd: 10 steps") == 1
     assert 'parallel = "data"\nshares = 2\n' in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_a_rank_that_fails_ends_by_its_own_status() -> None:
+    """It waits for the others to come as far, and no teardown of the interpreter or of torch can end it otherwise."""
+    store, ended = dist.HashStore(), []
+    other = threading.Thread(target=lambda: (Launch(1, 2, 1, 2).part(store), ended.append(1)))
+    other.start()
+    assert not ended
+    Launch(0, 2, 0, 2).part(store)
+    other.join()
+    assert ended
+    code = "import atexit, os; from zeroblock.train.launch import leave; atexit.register(os.abort); leave(2)"
+    environment = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": str(Path(zb.__file__).parents[1])}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 2
 
 
 def test_what_needs_torchrun(base: dict[str, Any], tmp_path: Path) -> None:

@@ -21,6 +21,12 @@ from .follower import Follower
 from .peers import Peers
 from .workload import Workload, engine_of, prepare
 
+SHARED = {
+    "data": "the examples of every batch",
+    "probes": "the probes of every step",
+    "data,probes": "the examples and the probes of every step",
+}
+"""What ranks share, in words."""
 UNSPLIT_TOKENS = 1 << 30
 """Most tokens of a row where weights are sharded: ranks that split theirs differently would wait for one another."""
 OWN = ("model", "task", "trust_remote_code")
@@ -72,8 +78,9 @@ def _shared(config: Config, tell: Callable[[str], None], begins: bool, size: int
     if not config.trains:
         return config.replace(shard="none")
     if config.parallel is None:
-        tell(f"{size} ranks share the examples of every batch (--parallel data)")
         config = config.replace(parallel="data")
+    assert config.parallel is not None
+    tell(f"{size} ranks share {SHARED[config.parallel]} (--parallel {config.parallel})")
     from ..ranks import Ranks
 
     ranks = Ranks.of(config.parallel, probes=config.probes)
@@ -90,6 +97,7 @@ def _shared(config: Config, tell: Callable[[str], None], begins: bool, size: int
     parts = config.accumulate * (config.shares or 1)
     if config.shard != "none":
         _check_shards(config, rows, parts)
+        tell(f"{rows} ranks hold the weights together, a part each (--shard {config.shard})")
     if parts < rows:
         tell(f"{rows - parts} of {rows} ranks have nothing to measure: this run cuts a batch into {parts} (--shares)")
     if config.probes < columns:

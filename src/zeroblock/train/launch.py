@@ -94,12 +94,16 @@ class Launch:
         try:
             yield
         except RankError:
-            self._part(store)
+            self.part(store)
             raise
         dist.destroy_process_group()  # after an error the process ends, and a group that lost a rank may abort it
 
-    def _part(self, store: Any) -> None:
-        """Wait until all ranks have come to the error that ends them: torchrun terminates those that have not."""
+    def part(self, store: Any) -> None:
+        """Wait until all ranks have come to the error that ends them: torchrun terminates those that have not.
+
+        Args:
+            store: of this start of the ranks.
+        """
         end = time.monotonic() + FAREWELL_SECONDS
         with contextlib.suppress(Exception):
             there = store.add("parted", 1)

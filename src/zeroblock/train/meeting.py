@@ -41,7 +41,7 @@ class Meetings:
         """Steps that are left by the clock of rank 0; None in one process, which has the clock itself."""
         return None if self._left is None else max(1.0, self._left[1] - (step - self._left[0]))
 
-    def check(self, step: int, *, clock: bool, left: Callable[[int], float] = float, now: bool = False) -> None:
+    def check(self, step: int, *, clock: bool, left: Callable[[int], float], now: bool = False) -> None:
         """Raise :class:`Stopped` on all ranks if there is a reason to stop.
 
         Args:

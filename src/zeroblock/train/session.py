@@ -6,7 +6,7 @@ import bisect
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -219,26 +219,27 @@ class Session:
         evaluations = config.evaluations
         rates = self._rates(stop)
         due = frozenset(evaluations)
+
+        def meet(now: bool = False) -> None:
+            meetings.check(self.steps, clock=self.progressed and not config.timed, left=rates.left, now=now)
+
         while True:
-            clock = self.progressed and not config.timed
             if self.steps in due:
-                if self.sharded and not self.past:  # an evaluation of sharded weights is not left midway
-                    meetings.check(self.steps, clock=clock, now=True)
-                self._evaluate(stop)
+                self._evaluate(stop, meet)
             if self.learner is None or self.steps >= config.steps:
                 return
             ends = self.journal is None or config.timed  # with the time, and not to be resumed
             if meetings.late and self.steps and not self.past and ends:
-                self._evaluate(stop)
+                self._evaluate(stop, meet)
                 return
             if self.past:
                 if self.peers.size == 1:
-                    meetings.check(self.steps, clock=clock)
+                    meet()
                 self._catch_up(evaluations, stop)
                 if not self.past:
                     self._prove()
                 continue
-            meetings.check(self.steps, clock=self.progressed and not config.timed, left=rates.left)
+            meet()
             step = self.steps
             batch = [i for one in range(step, step + self.learner.batches) for i in batches.at(one)]
             self.learner.step(self.workload.objectives(batch, self.learner.share), rates.at(step, meetings.left(step)))
@@ -267,13 +268,20 @@ class Session:
         self.tracker.log(record.step + 1, {"loss": record.loss, "lr": record.lr})
         self.view.step(self.meter.step(record))
 
-    def _evaluate(self, stop: Stop) -> None:
-        """Measure the splits that have not been measured at this step."""
+    def _evaluate(self, stop: Stop, meet: Callable[..., None]) -> None:
+        """Measure the splits that have not been measured at this step.
+
+        Args:
+            stop: the signals and the clock.
+            meet: asks all ranks whether to stop.
+        """
         self._flush()
         self._sync()
         if self.learner is not None:
             self.learner.settle()  # only the last evaluation needs it: the others come after a fold
         missing = [split for split in self.workload.exams if split not in self.folder.splits_at(self.steps)]
+        if missing and self.sharded and self.progressed:  # an evaluation of sharded weights is not left midway
+            meet(now=True)
         if missing:
             self._prove()
         for split in missing:
