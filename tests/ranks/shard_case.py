@@ -26,6 +26,7 @@ from zeroblock.engine.anatomy import Anatomy, ForkError
 from zeroblock.engine.fork import forking
 from zeroblock.journal import Header
 from zeroblock.method import METHODS
+from zeroblock.shard import Gathering, whole
 from zeroblock.train import snapshot
 from zeroblock.turn import Turn
 
@@ -201,6 +202,22 @@ def replayed(records: list[zb.Record]) -> tuple[Header, Weights]:
     header = Header.of(optimizer)
     zb.replay(optimizer, records)
     return header, gathered(optimizer)
+
+
+def loaded(file: str) -> tuple[Weights, list[float]]:
+    """Weights of a sharded model that a journal was loaded into; losses before that, with it, and without it again."""
+    model = sharded(Toy(), DeviceMesh.from_group(group(2), "cpu"))
+    losses, loss = [], batch(model, 0)
+    with torch.no_grad():
+        losses.append(float(loss()))
+        zb.load(model, file)
+        losses.append(float(loss()))
+        gathering = Gathering(model)
+        weights = {name: whole(param).clone() for name, param in model.named_parameters()}
+        gathering.release()
+        zb.unload(model)
+        losses.append(float(loss()))
+    return weights, losses
 
 
 RECORDS = [zb.Record(step, 0, (0.5,), 1e-2, (1.0, 1.0), 1.0) for step in range(3)]
