@@ -14,7 +14,6 @@ from zeroblock.engine import Engine
 from zeroblock.method import METHODS
 
 
-
 def moved(value: Any, device: torch.device) -> Any:
     """The same on a device."""
     if isinstance(value, torch.Tensor):

@@ -86,7 +86,7 @@ def test_journals_know_no_shards(pool: Pool, tmp_path: Path) -> None:
         assert same(weights, shard_case.gathered(optimizer))
     for weights, losses in pool.run(shard_case.loaded, str(file), size=2):
         assert same(weights, shard_case.gathered(optimizer))
-        assert losses[0] == losses[2] != losses[1] == float(shard_case.batch(model, 0)())
+        assert losses[0] == losses[2] != losses[1] == shard_case.batch(model, 0)().item()
 
 
 def test_snapshots_hold_whole_tensors(pool: Pool, tmp_path: Path) -> None:

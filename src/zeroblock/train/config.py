@@ -128,13 +128,13 @@ class Config:
     parallel: Literal["data", "probes", "data,probes"] | None = _option(
         None, "What the ranks of torchrun share: the examples of a batch, the probes of a step, or both. [data]"
     )
-    shard: Literal["none", "fsdp"] = _option(
-        "none", "fsdp: the ranks that share the data hold a part of every layer's weights each."
-    )
     shares: int | None = _option(
         None,
         "Parts that a batch is cut into, for --parallel data; fixed for the run. [as many as give every rank one]",
         1,
+    )
+    shard: Literal["none", "fsdp"] = _option(
+        "none", "fsdp: the ranks that share the data hold a part of every layer's weights each."
     )
     timeout: float = _option(TIMEOUT_SECONDS, "Seconds after which a rank that does not answer ends the run.")
     max_tokens: int | None = _option(None, "Most tokens in one packed row; lower it if memory runs out.", 2)
