@@ -22,7 +22,10 @@ from zeroblock.shard import whole
 from zeroblock.train import Config, joint, make, resume, run
 from zeroblock.train.session import Session
 
-PRELOAD = ("ranks_toy", "zeroblock.cli", "zeroblock.train.loop", "transformers.models.llama.modeling_llama")
+PRELOAD = (
+    "ranks_toy", "zeroblock.cli", "zeroblock.train.loop", "transformers.models.llama.modeling_llama",
+    "torch.distributed.fsdp", "torch._dynamo",
+)  # fmt: skip
 """Modules that ranks import once, together."""
 
 

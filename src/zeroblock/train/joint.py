@@ -187,9 +187,8 @@ def load(
         return mine()
     peers.agree({"zeroblock": __version__, "torch": torch.__version__}, "install the same version on all of them")
     settings = dataclasses.asdict(config)
-    common = {name: settings[name] for name in settings if name not in (*EXECUTION, *OWN)} | {
-        "parallel": config.parallel
-    }
+    own = {*EXECUTION, *OWN} - {"parallel", "shard", "engine"}
+    common = {name: value for name, value in settings.items() if name not in own}
     peers.agree({f"the setting {name}": value for name, value in common.items()}, "give all of them the same settings")
     workload = peers.together(mine)
     if config.prefix is not None:
