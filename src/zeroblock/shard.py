@@ -44,6 +44,11 @@ class Box:
         return math.prod(self.size)
 
     @property
+    def slices(self) -> tuple[slice, ...]:
+        """The part as an index of the whole tensor."""
+        return tuple(slice(first, first + size) for first, size in zip(self.start, self.size, strict=True))
+
+    @property
     def offset(self) -> int:
         """Where the part's first element lies among the elements of the whole, in row-major order."""
         return sum(first * math.prod(self.shape[d + 1 :]) for d, first in enumerate(self.start))

@@ -13,8 +13,6 @@ from toy import bits
 from zeroblock.engine import Engine
 from zeroblock.method import METHODS
 
-DEVICES = ("cpu", "cuda")
-
 
 def moved(value: Any, device: torch.device) -> Any:
     """The same on a device."""
@@ -25,10 +23,10 @@ def moved(value: Any, device: torch.device) -> Any:
     return value
 
 
-def placed(model: nn.Module) -> nn.Module:
+def placed(model: nn.Module, devices: tuple[str, str]) -> nn.Module:
     """Every other layer on another device, and hooks that move what a layer is given to where it lies."""
     for i, module in enumerate([*model.model.layers, model.model.norm, model.lm_head]):
-        device = torch.device(DEVICES[i % 2])
+        device = torch.device(devices[i % 2])
 
         def hook(module: nn.Module, args: Any, kwargs: Any, device: torch.device = device) -> Any:
             return moved(args, device), {name: moved(value, device) for name, value in kwargs.items()}
@@ -37,12 +35,16 @@ def placed(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("devices", [("cpu", "cpu"), pytest.param(("cpu", "cuda"), marks=pytest.mark.gpu)], ids=str)
 @pytest.mark.parametrize("name", ["mezo", "mezo_bcd", "lozo", "mezo_bcd_adam"])
-def test_the_forked_pass_crosses_devices(name: str) -> None:
-    """Blocks with tensors on both; given the same coefficients, the weights are those of one device, to the bit."""
-    models = [decoder("llama"), placed(decoder("llama"))]
+def test_the_forked_pass_crosses_devices(name: str, devices: tuple[str, str]) -> None:
+    """Blocks with tensors on both; given the same coefficients, the weights are those of one device, to the bit.
+
+    Without a GPU both are the CPU, and only the engine takes them for two: hooks and all take the same way.
+    """
+    models = [decoder("llama"), placed(decoder("llama"), devices)]
     engines = [Engine(model) for model in models]
+    engines[1].devices = set(map(torch.device, ("cpu", "cuda")))
     objectives = [engine.objective(BATCH, LABELS) for engine in engines]
     optimizers = [METHODS[name](model, lr=1e-2) for model in models]
     for step in range(4):

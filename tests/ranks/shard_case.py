@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from zeroblock.engine.anatomy import Anatomy, ForkError
 from zeroblock.engine.fork import forking
 from zeroblock.journal import Header
 from zeroblock.method import METHODS
+from zeroblock.shard import Gathering, whole
+from zeroblock.train import snapshot
 from zeroblock.turn import Turn
 
 VOCABULARY = 7
@@ -199,6 +202,44 @@ def replayed(records: list[zb.Record]) -> tuple[Header, Weights]:
     header = Header.of(optimizer)
     zb.replay(optimizer, records)
     return header, gathered(optimizer)
+
+
+def loaded(file: str) -> tuple[Weights, list[float]]:
+    """Weights of a sharded model that a journal was loaded into; losses before that, with it, and without it again."""
+    model = sharded(Toy(), DeviceMesh.from_group(group(2), "cpu"))
+    losses, loss = [], batch(model, 0)
+    with torch.no_grad():
+        losses.append(float(loss()))
+        zb.load(model, file)
+        losses.append(float(loss()))
+        gathering = Gathering(model)
+        weights = {name: whole(param).clone() for name, param in model.named_parameters()}
+        gathering.release()
+        zb.unload(model)
+        losses.append(float(loss()))
+    return weights, losses
+
+
+RECORDS = [zb.Record(step, 0, (0.5,), 1e-2, (1.0, 1.0), 1.0) for step in range(3)]
+"""Steps of the first block."""
+
+
+def saved(name: str, folder: str) -> Weights:
+    """Weights after the steps above: saved, loaded by other shards, and compared."""
+    rank, optimizers = dist.get_rank(), []
+    for _ in range(2):
+        model = sharded(Toy(), DeviceMesh.from_group(group(2), "cpu"))
+        optimizers.append(METHODS[name](model, lr=1e-2, parallel=group(2)))
+    first, second = optimizers
+    zb.replay(first, RECORDS)
+    snapshot.save(Path(folder), first, writes=rank == 0)
+    dist.barrier(group(2))
+    assert snapshot.load(Path(folder), second, RECORDS) == ""
+    weights = gathered(first)
+    if Path(folder).exists():
+        assert second.steps == len(RECORDS)
+        assert same(weights, gathered(second))
+    return weights
 
 
 def resumed() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import shard_case
 import torch
@@ -9,7 +11,9 @@ from pool import Pool
 
 from toy import same
 from zeroblock.journal import Header
+from zeroblock.journal.format import dump
 from zeroblock.method import METHODS
+from zeroblock.train import snapshot
 
 LIKE = {torch.float32: 2, torch.bfloat16: 4}
 """Ranks by dtype: two with uneven shards, four of which some are empty."""
@@ -67,17 +71,34 @@ def test_what_cannot_work_names_the_fix(pool: Pool, way: str, reason: str) -> No
         assert reason in said
 
 
-def test_journals_know_no_shards(pool: Pool) -> None:
-    """The base of a sharded run is that of a whole one, and the records of one replay on the other."""
+def test_journals_know_no_shards(pool: Pool, tmp_path: Path) -> None:
+    """The base of a sharded run is that of a whole one; records of one replay on the other, and files load into it."""
     model, records = shard_case.Toy(), []
     optimizer = METHODS["mezo_bcd_adam"](model, lr=1e-2)
     header = Header.of(optimizer)
     for step in range(3):
         optimizer.step(shard_case.batch(model, step))
         records.append(optimizer.record)
+    file = tmp_path / "tuned.zbj"
+    file.write_bytes(dump(header, records))
     for theirs, weights in pool.run(shard_case.replayed, records, size=2):
         assert theirs == header
         assert same(weights, shard_case.gathered(optimizer))
+    for weights, losses in pool.run(shard_case.loaded, str(file), size=2):
+        assert same(weights, shard_case.gathered(optimizer))
+        assert losses[0] == losses[2] != losses[1] == shard_case.batch(model, 0)().item()
+
+
+def test_snapshots_hold_whole_tensors(pool: Pool, tmp_path: Path) -> None:
+    """Saved by two ranks, loaded by two and by one; a rule's state is not saved, because shards cut it."""
+    for weights in pool.run(shard_case.saved, "mezo", str(tmp_path / "shards"), size=2):
+        model, records = shard_case.Toy(), shard_case.RECORDS
+        optimizer = METHODS["mezo"](model, lr=1e-2)
+        assert snapshot.load(tmp_path / "shards", optimizer, records) == ""
+        assert optimizer.steps == len(records)
+        assert same(weights, shard_case.gathered(optimizer))
+    pool.run(shard_case.saved, "mezo_adam", str(tmp_path / "state"), size=2)
+    assert not (tmp_path / "state").exists()
 
 
 def test_states_of_shards_continue(pool: Pool) -> None:

@@ -18,10 +18,14 @@ from pool import Pool
 from torch import nn
 
 from zeroblock.report.view import Progress, Quiet
+from zeroblock.shard import whole
 from zeroblock.train import Config, joint, make, resume, run
 from zeroblock.train.session import Session
 
-PRELOAD = ("ranks_toy", "zeroblock.cli", "zeroblock.train.loop", "transformers.models.llama.modeling_llama")
+PRELOAD = (
+    "ranks_toy", "zeroblock.cli", "zeroblock.train.loop", "transformers.models.llama.modeling_llama",
+    "torch.distributed.fsdp", "torch._dynamo",
+)  # fmt: skip
 """Modules that ranks import once, together."""
 
 
@@ -40,7 +44,7 @@ def digest(model: nn.Module) -> str:
     """A hash of every bit of the weights."""
     state = hashlib.sha256()
     for name, param in model.named_parameters():
-        state.update(name.encode() + param.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        state.update(name.encode() + whole(param).contiguous().view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
 
 

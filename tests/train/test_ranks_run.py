@@ -7,10 +7,12 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from loop_toy import kept, lines
 from pool import Pool
 from ranks_toy import PRELOAD, absent, commanded, digest, four, made, travelled, two  # noqa: F401 (fixtures)
@@ -21,6 +23,7 @@ import zeroblock as zb
 from zeroblock.cli import app
 from zeroblock.journal import read
 from zeroblock.model import load
+from zeroblock.train.launch import Launch
 
 KILLS = int(os.environ.get("ZEROBLOCK_TEST_KILLS", "2"))
 """How often a rank is killed; 20 take some minutes."""
@@ -40,8 +43,9 @@ def base(llama: Path, data: Path) -> dict[str, Any]:
         ("two", {"parallel": "data", "dtype": "bf16", "shares": 2}),
         ("two", {"parallel": "probes", "probes": 3, "method": "lozo", "interval": 4}),
         ("four", {"parallel": "data,probes", "probes": 2, "shares": 2, "method": "mezo_bcd_adam", "interval": 3}),
+        ("four", {"parallel": "data,probes", "probes": 2, "shares": 2, "shard": "fsdp", "dtype": "bf16"}),
     ],
-    ids=["data", "probes", "both"],
+    ids=["data", "probes", "both", "sharded"],
 )
 def test_many_ranks_make_the_run_of_one(
     ranks: str, settings: dict[str, Any], base: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
@@ -77,6 +81,66 @@ def test_a_run_goes_on_with_other_ranks(base: dict[str, Any], tmp_path: Path, tw
     assert travelled("resume", values, out) == whole
     assert kept(tmp_path / "parts") == kept(tmp_path / "whole")
     assert absent(tmp_path / "parts")
+
+
+def test_a_sharded_run_goes_on_with_whole_weights(base: dict[str, Any], tmp_path: Path, two: Pool) -> None:  # noqa: F811
+    """One process, two ranks with half of every tensor each, twice, and one process; snapshots hold whole tensors."""
+    values = base | {"shares": 2, "snapshot_every": 2}
+    whole = travelled("run", values, str(tmp_path / "whole"))
+    out = str(tmp_path / "parts")
+    split = values | {"parallel": "data", "shard": "fsdp"}
+    assert travelled("run", values, out, stop=(0, 1))[:2] == (1, "terminated")
+    before = two.run(travelled, "make", split, out, stop=(1, 4))  # with a snapshot, and without the evaluation
+    assert {one[:2] for one in before} == {(4, "terminated")}
+    assert {one[1] for one in two.run(travelled, "make", split, out, stop=(1, 6))} == {"terminated"}
+    assert travelled("resume", values, out) == whole
+    assert kept(tmp_path / "parts") == kept(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"shares": 3}, "2 do not divide 3"),
+        ({"parallel": "probes", "probes": 2}, "give --parallel data"),
+        ({"max_tokens": 100}, "leave out --max-tokens"),
+        ({"lora": "r=2,targets=q"}, "leave out --lora"),
+    ],
+    ids=str,
+)
+def test_shards_say_what_they_need(
+    settings: dict[str, Any],
+    reason: str,
+    base: dict[str, Any],
+    tmp_path: Path,
+    two: Pool,  # noqa: F811
+) -> None:
+    outcomes = two.outcomes(travelled, "run", base | {"shard": "fsdp"} | settings, str(tmp_path / "run"))
+    assert all(outcome.kind == "RankError" and reason in outcome.message for outcome in outcomes)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"lr": None, "max_minutes": 0.01, "steps": 100_000, "eval_every": 50_000}, {"schedule": "economical"}],
+    ids=["minutes", "economical"],
+)
+def test_what_one_rank_measures_all_ranks_take(
+    settings: dict[str, Any],
+    base: dict[str, Any],
+    tmp_path: Path,
+    two: Pool,  # noqa: F811
+) -> None:
+    """Rank 0's clock decides learning rates and the end, or the probabilities of blocks; the journal keeps them."""
+    outcomes = two.run(travelled, "run", base | settings, str(tmp_path / "run"))
+    assert len(set(outcomes)) == 1
+    steps, reason, _, weights = outcomes[0]
+    assert reason == ""
+    rates = [record.lr for record in read(tmp_path / "run").records]
+    assert len(rates) == steps >= 1
+    if "schedule" in settings:
+        assert 'schedule = "economical:' in (tmp_path / "run" / "config.toml").read_text()
+    model = load(base["model"], "fp32", "cpu")
+    zb.load(model, tmp_path / "run")
+    assert digest(model) == weights
 
 
 def test_evaluations_are_shared(base: dict[str, Any], tmp_path: Path, two: Pool) -> None:  # noqa: F811
@@ -175,6 +239,20 @@ def test_torchrun(base: dict[str, Any], tmp_path: Path) -> None:
     assert ended.stdout.count("2 ranks share the examples of every batch (--parallel data)") == 1
     assert ended.stdout.count("sst2, mezo_bcd: 10 steps") == 1
     assert 'parallel = "data"\nshares = 2\n' in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_a_rank_that_fails_ends_by_its_own_status() -> None:
+    """It waits for the others to come as far, and no teardown of the interpreter or of torch can end it otherwise."""
+    store, ended = dist.HashStore(), []
+    other = threading.Thread(target=lambda: (Launch(1, 2, 1, 2).part(store), ended.append(1)))
+    other.start()
+    assert not ended
+    Launch(0, 2, 0, 2).part(store)
+    other.join()
+    assert ended
+    code = "import atexit, os; from zeroblock.train.launch import leave; atexit.register(os.abort); leave(2)"
+    environment = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": str(Path(zb.__file__).parents[1])}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 2
 
 
 def test_what_needs_torchrun(base: dict[str, Any], tmp_path: Path) -> None:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 
+from .. import task as tasks
 from ..errors import ZeroBlockWarning
 from ..optimizer import ZeroOrder
 from ..ranks import Ranks
+from ..train import cache
 from ..train.batch import Batches
 from ..train.compose import optimizer
+from ..train.config import Config
 from ..train.learner import ZerothOrder
 from ..train.peers import Peers
-from ..train.workload import Workload
-from . import host
+from ..train.workload import Workload, engine_of
+from . import batch, host
 
 WARM_UP_STEPS = 3
+ROUNDS = 3
+"""Times that the timed steps are taken alone and together, in turns; medians of these count."""
 MESSAGES = 200
 """Messages whose median is the time of one."""
 
@@ -28,6 +36,8 @@ MESSAGES = 200
 @dataclass(frozen=True)
 class RanksRow:
     """The parts of a run on several ranks, and the same in one process while the other ranks wait.
+
+    One rank alone sends messages to itself: then the difference is what joining a process group costs.
 
     Args:
         model, task, method: what is trained.
@@ -40,11 +50,12 @@ class RanksRow:
         probes: directions per step.
         alone_ms: median milliseconds per step of one process.
         step_ms: the same of the ranks together.
+        captured: whether the message is part of the step that is submitted to the GPU; else the host sends it.
         speedup: of ``alone_ms`` to ``step_ms``.
         message_us: median microseconds of one message between all ranks, with nothing to wait for.
         message_bytes: that one rank sends per step.
         checksum_ms: milliseconds of one comparison of the weights.
-        evaluate_alone_s: seconds of one process for the evaluated examples.
+        evaluate_alone_s: seconds of one process for the evaluated examples; None if there are none.
         evaluate_s: the same of the ranks together.
         evaluate_speedup: their ratio.
         examples: evaluated.
@@ -63,51 +74,72 @@ class RanksRow:
     probes: int
     alone_ms: float
     step_ms: float
+    captured: bool
     speedup: float
     message_us: float
     message_bytes: int
     checksum_ms: float
-    evaluate_alone_s: float
-    evaluate_s: float
-    evaluate_speedup: float
+    evaluate_alone_s: float | None
+    evaluate_s: float | None
+    evaluate_speedup: float | None
     examples: int
     machine: str
     versions: str
     date: str
 
 
+def encoded(config: Config, path: Path) -> Workload:
+    """A workload of examples that are token ids already; it has nothing to evaluate.
+
+    Args:
+        config: resolved.
+        path: a file of ``zeroblock bench encode``, or a folder of them.
+    """
+    task = tasks.get(config.task)
+    pool = batch.read(path / f"{task.name}.jsonl" if path.is_dir() else path, task.over)
+    model: Any = cache.model(config)
+    pool = pool.folded(int(model.config.get_text_config().vocab_size))
+    pairs = tuple(zip(pool.encoded, pool.labels, strict=True))
+    return Workload(config, model, engine_of(config, model), task, cast(Any, None), pairs, None, {}, ())
+
+
 def measure(workload: Workload, peers: Peers, steps: int, tell: Callable[[str], None]) -> RanksRow:
     """Measure all parts; every rank calls this, and gets the numbers of rank 0.
 
-    The learning rate is zero, so that the weights of all ranks stay the same.
+    Every step is on the same batch, so that a GPU captures it once, and the learning rate is zero, so that the
+    weights of all ranks stay the same.
 
     Args:
         workload: of a configuration whose ``parallel`` and ``shares`` are decided.
         peers: the ranks.
-        steps: that are timed.
+        steps: that are timed, at least; whole cycles of blocks on a GPU.
         tell: is called with a line about each part.
     """
     config = workload.config
     assert config.parallel is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ZeroBlockWarning)  # of a process that goes its own way, as it should
-        alone = optimizer(config, workload.model, parallel=None)
+        alone = _Taker(workload, optimizer(config, workload.model, parallel=None))
+    twin = dataclasses.replace(workload, engine=engine_of(config, workload.model))  # which keeps its own captures
+    joined = optimizer(config, workload.model, parallel=Ranks.of(config.parallel, probes=config.probes))
+    together = _Taker(twin, joined)
+    cycle = len(joined.blocks) if next(workload.model.parameters()).is_cuda else 1
+    steps = -(-steps // cycle) * cycle
     tell("one process")
-    alone_ms = peers.first(lambda: _steps(alone, workload, steps))
-    together = optimizer(config, workload.model, parallel=Ranks.of(config.parallel, probes=config.probes))
-    tell(f"{peers.size} ranks")
-    step_ms = peers.each(lambda: _steps(together, workload, steps))[0]
-    team = together.team
+    peers.first(lambda: alone.ms(max(cycle, WARM_UP_STEPS)))
+    tell(f"{peers.size} rank{'s' if peers.size > 1 else ''}")
+    peers.each(lambda: together.ms(max(cycle, WARM_UP_STEPS)))
+    rounds = [(peers.first(lambda: alone.ms(steps)), peers.each(lambda: together.ms(steps))[0]) for _ in range(ROUNDS)]
+    alone_ms, step_ms = (statistics.median(times) for times in zip(*rounds, strict=True))
+    team = joined.team
     assert team is not None
-    points = len(together.plan().points)
+    points = len(joined.plan().points)
     message = torch.zeros(team.capacity, 1 + -(-points // len(team.ranks.grid[0])), dtype=torch.float64)
     sent = message.to(team.channel.device)
-    tell("messages, checksums and evaluations")
+    tell("messages and checksums" if not workload.exams else "messages, checksums and evaluations")
     message_s = _median(lambda: team.channel.gather(sent), MESSAGES)
-    checksum_s = _median(lambda: team.agree(together.steps), WARM_UP_STEPS)
-    exam = workload.exams["dev"]
-    own_s = peers.first(lambda: workload.evaluator(exam).seconds)
-    shared_s = workload.evaluator(exam, ranks=peers).seconds
+    checksum_s = _median(lambda: team.agree(joined.steps), WARM_UP_STEPS)
+    own_s, shared_s = _evaluations(workload, peers)
     first = next(workload.model.parameters())
     return RanksRow(
         model=config.model,
@@ -122,32 +154,50 @@ def measure(workload: Workload, peers: Peers, steps: int, tell: Callable[[str], 
         probes=config.probes,
         alone_ms=round(alone_ms, 3),
         step_ms=round(step_ms, 3),
+        captured=team.submits,
         speedup=round(alone_ms / step_ms, 3),
         message_us=round(1e6 * message_s, 1),
         message_bytes=message.nbytes,
         checksum_ms=round(1e3 * checksum_s, 3),
-        evaluate_alone_s=round(own_s, 4),
-        evaluate_s=round(shared_s, 4),
-        evaluate_speedup=round(own_s / shared_s, 3),
-        examples=len(exam.examples),
+        evaluate_alone_s=None if own_s is None else round(own_s, 4),
+        evaluate_s=None if shared_s is None else round(shared_s, 4),
+        evaluate_speedup=None if own_s is None or shared_s is None else round(own_s / shared_s, 3),
+        examples=len(workload.exams["dev"].examples) if workload.exams else 0,
         machine=host.machine(first.device.type),
         versions=host.versions(),
         date=host.today(),
     )
 
 
-def _steps(taker: ZeroOrder, workload: Workload, steps: int) -> float:
-    """Median milliseconds per step, packing included."""
-    config = workload.config
-    learner = ZerothOrder(taker, lambda record: None)
-    batches = Batches(len(workload.train), config.batch_size * config.accumulate, config.data_seed)
-    times = []
-    for step in range(WARM_UP_STEPS + steps):
+class _Taker:
+    """Takes steps on the first batch of a run.
+
+    Args:
+        workload: what is measured.
+        optimizer: takes the steps.
+    """
+
+    def __init__(self, workload: Workload, optimizer: ZeroOrder) -> None:
+        self.workload, self.learner = workload, ZerothOrder(optimizer, lambda record: None)
+        config = workload.config
+        self.batch = Batches(len(workload.train), config.batch_size * config.accumulate, config.data_seed).at(0)
+
+    def ms(self, steps: int) -> float:
+        """Milliseconds per step, packing included."""
         begin = time.perf_counter()
-        learner.step(workload.objectives(batches.at(step), learner.share), 0.0)
-        learner.flush()
-        times.append(time.perf_counter() - begin)
-    return 1e3 * statistics.median(times[WARM_UP_STEPS:])
+        for _ in range(steps):
+            self.learner.step(self.workload.objectives(self.batch, self.learner.share), 0.0)
+        self.learner.flush()
+        return 1e3 * (time.perf_counter() - begin) / steps
+
+
+def _evaluations(workload: Workload, peers: Peers) -> tuple[float | None, float | None]:
+    """Seconds that one process takes for the evaluated examples, and the ranks together; None without examples."""
+    exam = workload.exams.get("dev")
+    if exam is None:
+        return None, None
+    own = peers.first(lambda: workload.evaluator(exam).seconds)
+    return own, workload.evaluator(exam, ranks=peers).seconds
 
 
 def _median(work: Callable[[], object], times: int) -> float:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 import warnings
 from typing import Annotated, Any
 
 import typer
 
 from ..errors import ZeroBlockError, ZeroBlockWarning, shown
+from ..train.launch import Launch, leave
 from ..train.peers import RankError
 from . import (
     apply,
@@ -110,30 +112,39 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except RankError as error:  # one rank prints it for all
-        sys.exit(_fail(str(error), 2, "") if error.shown else 2)
+        leave(_fail(str(error), 2, "") if error.shown else 2)
     except ZeroBlockError as error:
-        sys.exit(_fail(str(error), 2))
+        leave(_fail(str(error), 2))
     except CommandLineError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # typer has printed the help already
-            sys.exit(2)
+            leave(2)
         context = getattr(error, "ctx", None)
         where = context.command_path if context else "zeroblock"
         message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
         option = ELSEWHERE.get(getattr(error, "option_name", ""))
         if context and option and any(option in parameter.opts for parameter in context.command.params):
             message = f"No such option: {error.option_name}; here it is {option}"  # type: ignore[attr-defined]
-        sys.exit(_fail(f"{message} (see {where} --help)", 2))
+        leave(_fail(f"{message} (see {where} --help)", 2))
+    except SystemExit as end:
+        if not isinstance(end.code, int):
+            raise
+        leave(end.code)
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(_fail("interrupted", 130))
+        leave(_fail("interrupted", 130))
     except BrokenPipeError:  # `zeroblock … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        sys.exit(_fail(f"{where}{error.strerror or error}", 2))
+        leave(_fail(f"{where}{error.strerror or error}", 2))
+    except Exception:
+        if Launch.of() is None:
+            raise
+        traceback.print_exc()
+        leave(1)
     if code == 130:  # typer turns a KeyboardInterrupt into this; commands with their own message raise SystemExit
         _fail("interrupted", 130)
-    sys.exit(code if isinstance(code, int) else 0)
+    leave(code if isinstance(code, int) else 0)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:

@@ -11,6 +11,7 @@ import typer
 from ..errors import ZeroBlockError
 from ..train.config import TIMEOUT_SECONDS, Config
 from ..train.launch import Launch
+from .bench import EncodedFile
 from .train import settings
 
 COMMAND = "torchrun --standalone --nproc-per-node 2 -m zeroblock bench ranks …"
@@ -21,15 +22,21 @@ COMMAND = "torchrun --standalone --nproc-per-node 2 -m zeroblock bench ranks …
     "accumulate", "probes", "parallel", "shares", "engine", "graphs", "max_tokens",
 )  # fmt: skip
 def ranks(
-    steps: Annotated[int, typer.Option(min=1, help="Steps that are timed, after three that are not.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that are timed, three times, after some that are not.")] = 20,
+    encoded: EncodedFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     csv: Annotated[Path | None, typer.Option(help="Append the row to this file.")] = None,
     **given: Any,
 ) -> None:
-    """Measure a step, its message and an evaluation on the ranks that torchrun started, beside one process."""
+    """Measure a step, its message and an evaluation on the ranks that torchrun started, beside one process.
+
+    One rank (`--nproc-per-node 1`) sends messages to itself, which shows what they cost on a GPU.
+    """
     launch = Launch.of()
-    if launch is None or launch.size == 1:
-        raise ZeroBlockError(f"there is one process, and nothing to compare: use {COMMAND}")
+    if launch is None:
+        raise ZeroBlockError(f"nothing has started this process as a rank: use {COMMAND}")
+    if encoded is not None and given.get("data") is not None:
+        raise ZeroBlockError("--encoded takes the place of --data: give one or the other")
     values = {name: value for name, value in given.items() if value is not None}
     values |= {"random_weights": True} if _is_shape(values.get("model")) else {}
     config = Config.of({"lr": 0.0, **values})
@@ -37,8 +44,8 @@ def ranks(
         from ..bench.row import append
 
         append(csv, [], _row())
-    with launch.joined(config.device, TIMEOUT_SECONDS):
-        row = _measured(config, steps, launch.rank == 0)
+    with launch.joined(config.device, TIMEOUT_SECONDS, alone=True):
+        row = _measured(config, steps, encoded, launch.rank == 0)
     if launch.rank > 0:
         return
     if csv is not None:
@@ -60,8 +67,8 @@ def _row() -> type:
     return RanksRow
 
 
-def _measured(config: Config, steps: int, speaks: bool) -> Any:
-    from ..bench.ranks import measure
+def _measured(config: Config, steps: int, encoded: Path | None, speaks: bool) -> Any:
+    from ..bench import ranks as bench
     from ..train.joint import load, shared
     from ..train.peers import Peers
     from ..train.workload import resolve
@@ -72,7 +79,10 @@ def _measured(config: Config, steps: int, speaks: bool) -> Any:
 
     peers = Peers.here()
     config = shared(resolve(config), peers, tell, begins=True)
-    return measure(load(config, peers, tell), peers, steps, tell)
+    config = config.replace(parallel=config.parallel or "data")
+    if encoded is None:
+        return bench.measure(load(config, peers, tell), peers, steps, tell)
+    return bench.measure(peers.together(lambda: bench.encoded(config, encoded)), peers, steps, tell)
 
 
 def _print(row: Any, json: bool) -> None:
@@ -81,10 +91,17 @@ def _print(row: Any, json: bool) -> None:
     if json:
         typer.echo(jsonlib.dumps(asdict(row), indent=2))
         return
-    typer.echo(f"{row.model}, {row.task}, {row.method}: {row.ranks} ranks share {row.parallel}")
-    typer.echo(f"  step        {row.alone_ms:.1f} ms alone, {row.step_ms:.1f} ms together: × {row.speedup:.2f}")
-    typer.echo(f"  message     {row.message_us:.0f} µs, {row.message_bytes} bytes per rank and step")
+    ranks = f"{row.ranks} ranks share {row.parallel}" if row.ranks > 1 else "one rank, with itself"
+    typer.echo(f"{row.model}, {row.task}, {row.method}: {ranks}")
+    typer.echo(
+        f"  step        {row.alone_ms:.3g} ms alone, {row.step_ms:.3g} ms together: × {row.speedup:.2f}, "
+        f"{row.step_ms / row.alone_ms - 1:+.1%}"
+    )
+    sender = "captured with the step" if row.captured else "sent by the host"
+    typer.echo(f"  message     {row.message_us:.0f} µs by itself, {row.message_bytes} bytes, {sender}")
     typer.echo(f"  checksum    {row.checksum_ms:.1f} ms")
+    if not row.examples:
+        return
     typer.echo(
         f"  evaluation  {row.evaluate_alone_s:.2f} s alone, {row.evaluate_s:.2f} s together: "
         f"× {row.evaluate_speedup:.2f} ({row.examples} examples)"

@@ -141,8 +141,9 @@ def launched(flags: Mapping[str, Any]) -> Launch | None:
         flags: given on the command line.
     """
     launch = Launch.of()
-    if launch is None and "parallel" in flags:
-        raise ZeroBlockError(f"--parallel is for several ranks: start them with {COMMAND}")
+    for name in ("parallel", "shard"):
+        if launch is None and flags.get(name, "none") != "none":
+            raise ZeroBlockError(f"--{name} is for several ranks: start them with {COMMAND}")
     return launch
 
 

@@ -13,6 +13,7 @@ from ..fused import Progress
 from ..optimizer import ZeroOrder
 from ..record import Record
 from ..rerun import replay
+from ..shard import local
 
 CHUNK_ELEMENTS = 1 << 24
 """Weights that are checked at a time, so that the check takes little memory."""
@@ -47,7 +48,7 @@ def _not_finite(optimizer: ZeroOrder) -> set[str]:
         name
         for name, param in optimizer.params.items()
         if name not in optimizer.weights.quantised  # integers are always finite
-        and not all(bool(part.isfinite().all()) for part in param.detach().reshape(-1).split(CHUNK_ELEMENTS))
+        and not all(bool(part.isfinite().all()) for part in local(param).reshape(-1).split(CHUNK_ELEMENTS))
     }
 
 

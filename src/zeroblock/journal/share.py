@@ -16,6 +16,7 @@ from .. import hub
 from ..errors import ZeroBlockError, ZeroBlockWarning, shown
 from ..fused import Progress
 from ..optimizer import ZeroOrder
+from ..shard import Gathering, local
 from . import disk, finite, format
 from .base import Base
 from .card import card
@@ -87,7 +88,8 @@ def load(
 ) -> nn.Module | None:
     """Bring a fine-tune into a model that holds its base weights, in place and bit for bit.
 
-    The tensors that move are kept on the CPU for ``unload``, which takes as much memory as they have.
+    The tensors that move are kept on the CPU for ``unload``, which takes as much memory as they have.  Of a model whose
+    weights are sharded every process calls this, and moves its own shards.
 
         zb.load(model, "tuned.zbj")         # into a model with the base weights
         zb.load(model, "ann/tuned")         # the same, from the hub
@@ -141,6 +143,7 @@ def _bring(model: nn.Module, contents: Contents, force: bool, progress: Progress
     """Take the steps of a journal in a model with its base weights; if anything fails, put these back."""
     if model in _bases:
         raise ZeroBlockError("a journal is loaded into this model already; zeroblock.unload(model) takes it out")
+    Gathering(model)
     flags = [(param, param.requires_grad) for param in model.parameters()]
     kept: dict[str, Tensor] = {}
 
@@ -154,7 +157,7 @@ def _bring(model: nn.Module, contents: Contents, force: bool, progress: Progress
         records = contents.records
         touched = set((records.block if walks else records.block[records.finite]).tolist())
         names = [name for block in sorted(touched) for name in optimizer.blocks[block].params]
-        kept.update({name: optimizer.params[name].detach().cpu().clone() for name in names})
+        kept.update({name: local(optimizer.params[name]).detach().cpu().clone() for name in names})
         finite.advance(optimizer, records, restart, progress)
     except BaseException:
         _put(model, kept)
@@ -174,9 +177,10 @@ def unload(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _put(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    Gathering(model)  # drops what forward passes have gathered of shards
     params = dict(model.named_parameters())
     for name, value in weights.items():
-        params[name].copy_(value)
+        local(params[name]).copy_(value)
 
 
 def check_whole(contents: Contents, place: str | Path, *, way: str, force: bool = False) -> None:

@@ -144,8 +144,10 @@ class Channel:
                     return
                 raise RuntimeError("no answer of the other ranks")
             except RuntimeError:
-                late = time.monotonic() > end
-                if work.is_completed() or late or held_back() or self._set("broken"):
+                if work.is_completed():  # as its pulse ended; or this raises what has gone wrong
+                    work.wait()
+                    return
+                if time.monotonic() > end or held_back() or self._set("broken"):
                     raise
 
     def _give_up(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..direction import Point
 from ..errors import ZeroBlockError, ZeroBlockWarning
-from ..shard import held_alike
+from ..shard import held_alike, whole
 from .channel import Channel
 from .checksum import checksum
 from .layout import Ranks
@@ -176,13 +176,18 @@ class Team:
         if self.submits:
             self.channel.complain(step)
 
-    def agree(self, step: int) -> None:
+    def agree(self, step: int) -> int:
         """Raise unless the weights of all ranks are equal to the bit, naming the ranks that differ.
+
+        Sharded weights are gathered for it, tensor by tensor, so the checksum is that of whole ones.
 
         Args:
             step: number of steps taken, for the message.
+
+        Returns:
+            The checksum of the weights.
         """
-        own = checksum(held_alike(self.params.values(), self.ranks.names))
+        own = checksum(map(whole, self.params.values()))
         sums = self.channel.gather(torch.tensor([own - (1 << 64) if own >> 63 else own])).flatten().tolist()
         if len(set(sums)) > 1:
             told = self._groups([f"{value % (1 << 64):016x}" for value in sums])
@@ -190,3 +195,4 @@ class Team:
                 f"the weights of the ranks differ after {step} steps: {told} (checksums); save nothing of this, and "
                 "continue all ranks from the journal or the last snapshot"
             )
+        return own

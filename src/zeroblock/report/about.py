@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +26,16 @@ PACKAGES = ("zeroblock", "torch", "transformers", "numpy", "numba", "triton", "p
 """Packages whose versions a report states, where they are installed."""
 
 
-def write_about(folder: Path, model: nn.Module, optimizer: ZeroOrder | None) -> None:
+def write_about(
+    folder: Path, model: nn.Module, optimizer: ZeroOrder | None, sizes: Sequence[float | None] = ()
+) -> None:
     """Write ``about.json`` of a run folder, before the first step.
 
     Args:
         folder: of the run.
         model: at its base weights.
         optimizer: of a zeroth-order method; None for others.
+        sizes: of its blocks; see :func:`block_sizes`.
     """
     from ..bench.host import machine
     from ..quantise import elements
@@ -55,13 +58,16 @@ def write_about(folder: Path, model: nn.Module, optimizer: ZeroOrder | None) -> 
                 "weights": sum(elements(optimizer.params[name]) for name in block.params),
                 "rms": rms,
             }
-            for block, rms in zip(optimizer.blocks, block_sizes(optimizer), strict=True)
+            for block, rms in zip(optimizer.blocks, sizes, strict=True)
         ]
     atomic.write(folder / NAME, json.dumps(about, indent=2) + "\n")
 
 
 def block_sizes(optimizer: ZeroOrder) -> list[float | None]:
-    """The root mean square of the weights of every block; None where they hold no numbers that can be read."""
+    """The root mean square of the weights of every block; None where they hold no numbers that can be read.
+
+    Of weights that are sharded every process has to ask.
+    """
     return [_rms([optimizer.weights.values(name) for name in block.params]) for block in optimizer.blocks]
 
 
@@ -82,11 +88,13 @@ def _rms(tensors: list[Any]) -> float | None:
     """The root mean square of the elements of some tensors; None where they hold no numbers that can be read."""
     import torch
 
+    from ..shard import whole
+
     tensors = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and not tensor.is_meta]
     count = sum(tensor.numel() for tensor in tensors)
     if not count:
         return None
-    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float32).double() for tensor in tensors]
+    norms = [torch.linalg.vector_norm(whole(tensor), dtype=torch.float32).double() for tensor in tensors]
     rms = math.sqrt(sum(float(norm) ** 2 for norm in norms) / count)
     return rms if math.isfinite(rms) else None
 

@@ -21,7 +21,7 @@ MEASURED = ("zero-shot", "icl")
 BACKPROPAGATION = "ft"
 EXECUTION = (
     "data", "device", "engine", "graphs", "max_tokens", "max_minutes", "snapshot_every", "save_weights", "fsync",
-    "track", "parallel", "timeout",
+    "track", "parallel", "shard", "timeout",
 )  # fmt: skip
 """Settings that may differ when a run is resumed: they say where and how it runs, not what it computes."""
 TIMEOUT_SECONDS = 600.0
@@ -132,6 +132,9 @@ class Config:
         None,
         "Parts that a batch is cut into, for --parallel data; fixed for the run. [as many as give every rank one]",
         1,
+    )
+    shard: Literal["none", "fsdp"] = _option(
+        "none", "fsdp: the ranks that share the data hold a part of every layer's weights each."
     )
     timeout: float = _option(TIMEOUT_SECONDS, "Seconds after which a rank that does not answer ends the run.")
     max_tokens: int | None = _option(None, "Most tokens in one packed row; lower it if memory runs out.", 2)

@@ -11,15 +11,24 @@ from typing import Any
 import torch
 
 from .. import __version__, adapter
+from .. import model as models
+from ..block import stacks
 from ..errors import ZeroBlockError
 from ..journal import fingerprint
 from .config import BACKPROPAGATION, EXECUTION, Config
 from .folder import Folder
 from .follower import Follower
 from .peers import Peers
-from .price import ECONOMICAL
-from .workload import Workload, prepare
+from .workload import Workload, engine_of, prepare
 
+SHARED = {
+    "data": "the examples of every batch",
+    "probes": "the probes of every step",
+    "data,probes": "the examples and the probes of every step",
+}
+"""What ranks share, in words."""
+UNSPLIT_TOKENS = 1 << 30
+"""Most tokens of a row where weights are sharded: ranks that split theirs differently would wait for one another."""
 OWN = ("model", "task", "trust_remote_code")
 """Settings that may differ between ranks: paths on their machines, whose contents are compared."""
 
@@ -58,24 +67,20 @@ def shared(config: Config, peers: Peers, tell: Callable[[str], None], *, begins:
         begins: whether the run is about to begin; one that goes on keeps its parts.
     """
     if peers.size == 1:
-        return config
+        return config.replace(shard="none")
+    return peers.together(lambda: _shared(config, tell, begins, peers.size))
+
+
+def _shared(config: Config, tell: Callable[[str], None], begins: bool, size: int) -> Config:
+    """The same on one of several ranks."""
     if config.method == BACKPROPAGATION:
         raise ZeroBlockError("ft runs in one process: leave out torchrun, or take a zeroth-order method")
     if not config.trains:
-        return config
-    if config.timed:
-        raise ZeroBlockError(
-            "without --lr the steps of a run of so many minutes follow the clock, and every rank has its own: give "
-            "--steps without --max-minutes, or --lr"
-        )
-    if begins and config.schedule == ECONOMICAL:
-        raise ZeroBlockError(
-            "the costs of blocks are measured in one process: let one begin the run and stop it, then resume on all "
-            "ranks, or give the costs (--schedule economical:1,0.9,…)"
-        )
+        return config.replace(shard="none")
     if config.parallel is None:
-        tell(f"{peers.size} ranks share the examples of every batch (--parallel data)")
         config = config.replace(parallel="data")
+    assert config.parallel is not None
+    tell(f"{size} ranks share {SHARED[config.parallel]} (--parallel {config.parallel})")
     from ..ranks import Ranks
 
     ranks = Ranks.of(config.parallel, probes=config.probes)
@@ -90,6 +95,9 @@ def shared(config: Config, peers: Peers, tell: Callable[[str], None], *, begins:
             )
         config = config.replace(shares=shares)
     parts = config.accumulate * (config.shares or 1)
+    if config.shard != "none":
+        _check_shards(config, rows, parts)
+        tell(f"{rows} ranks hold the weights together, a part each (--shard {config.shard})")
     if parts < rows:
         tell(f"{rows - parts} of {rows} ranks have nothing to measure: this run cuts a batch into {parts} (--shares)")
     if config.probes < columns:
@@ -97,6 +105,44 @@ def shared(config: Config, peers: Peers, tell: Callable[[str], None], *, begins:
             f"{columns - config.probes} of {columns} ranks have nothing to measure: this run has {config.probes} probes"
         )
     return config
+
+
+def _check_shards(config: Config, rows: int, parts: int) -> None:
+    """Refuse what sharded weights cannot do: ranks that gather one another's shards take as many passes each."""
+    refusals = {
+        "needs several ranks that share the data: give --parallel data": rows == 1,
+        f"needs as many parts of a batch (--shares) on every rank, and {rows} do not divide {parts}: start a number of "
+        "ranks that does": parts % rows,
+        "is for the model's own weights: leave out --lora and --prefix": config.adapter is not None,
+        "is for weights of 16 and 32 bits: leave out --weights": config.weights is not None,
+        "is for the objective loss, which takes one pass per point": config.objective != "loss",
+        "does not split rows: leave out --max-tokens, and lower --batch-size": config.max_tokens is not None,
+    }
+    for reason, refused in refusals.items():
+        if refused:
+            raise ZeroBlockError(f"--shard {config.shard} {reason}")
+
+
+def _spread(workload: Workload) -> Workload:
+    """The workload with a part of every layer's weights on each of the ranks that share the data."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from ..ranks import Ranks
+
+    config, model = workload.config, workload.model
+    ranks = Ranks.of(config.parallel, probes=config.probes)
+    assert ranks is not None
+    device = models.find_device(config.device).type
+    mesh = init_device_mesh(device, (len(ranks.grid), len(ranks.grid[0])), mesh_dim_names=("data", "probes"))["data"]
+    for stack in stacks(model):
+        for layer in model.get_submodule(stack).children():
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    engine = engine_of(config.replace(max_tokens=UNSPLIT_TOKENS), model)
+    return dataclasses.replace(
+        workload, engine=engine, evaluator=dataclasses.replace(workload.evaluator, engine=engine)
+    )
 
 
 @contextlib.contextmanager
@@ -141,9 +187,8 @@ def load(
         return mine()
     peers.agree({"zeroblock": __version__, "torch": torch.__version__}, "install the same version on all of them")
     settings = dataclasses.asdict(config)
-    common = {name: settings[name] for name in settings if name not in (*EXECUTION, *OWN)} | {
-        "parallel": config.parallel
-    }
+    own = {*EXECUTION, *OWN} - {"parallel", "shard", "engine"}
+    common = {name: value for name, value in settings.items() if name not in own}
     peers.agree({f"the setting {name}": value for name, value in common.items()}, "give all of them the same settings")
     workload = peers.together(mine)
     if config.prefix is not None:
@@ -156,7 +201,7 @@ def load(
         },
         "give all of them the same model and data",
     )
-    return workload
+    return workload if config.shard == "none" else _spread(workload)
 
 
 def _share_start(workload: Workload, peers: Peers, run: Path | None) -> None:

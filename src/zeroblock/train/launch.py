@@ -7,14 +7,19 @@ import datetime
 import hashlib
 import os
 import secrets
+import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import ZeroBlockError
+from .peers import RankError
 
 POLL_SECONDS = 0.02
+FAREWELL_SECONDS = 5.0
+"""Seconds that a rank which ends with an error of all ranks waits for the others to get as far."""
 COMMAND = "torchrun --standalone --nproc-per-node 4 -m zeroblock train …"
 """How to start a run on several ranks, for messages."""
 
@@ -52,14 +57,15 @@ class Launch:
         return cls(rank, size, local, local_size)
 
     @contextlib.contextmanager
-    def joined(self, device: str, timeout: float) -> Iterator[None]:
+    def joined(self, device: str, timeout: float, *, alone: bool = False) -> Iterator[None]:
         """Join the other ranks, each on a device of its own where there are enough.
 
         Args:
             device: the setting of that name; ``cuda`` and ``auto`` become the GPU with this process's number.
             timeout: seconds after which a rank that does not answer is lost.
+            alone: whether one process makes a group, too.
         """
-        if self.size == 1:
+        if self.size == 1 and not alone:
             yield
             return
         import torch
@@ -77,7 +83,7 @@ class Launch:
             if self.local_size <= count:  # NCCL takes one process per GPU
                 backend = "cpu:gloo,cuda:nccl"
         try:
-            store = stores.PrefixStore(self._round(whole := self._store(timeout), timeout), whole)
+            store: Any = stores.PrefixStore(self._round(whole := self._store(timeout), timeout), whole)
             wait = datetime.timedelta(seconds=timeout)
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=wait)
         except (RuntimeError, ValueError, KeyError) as error:
@@ -87,9 +93,23 @@ class Launch:
             ) from error
         try:
             yield
-        finally:
-            with contextlib.suppress(Exception):  # a group that lost a rank
-                dist.destroy_process_group()
+        except RankError:
+            self.part(store)
+            raise
+        dist.destroy_process_group()  # after an error the process ends, and a group that lost a rank may abort it
+
+    def part(self, store: Any) -> None:
+        """Wait until all ranks have come to the error that ends them: torchrun terminates those that have not.
+
+        Args:
+            store: of this start of the ranks.
+        """
+        end = time.monotonic() + FAREWELL_SECONDS
+        with contextlib.suppress(Exception):
+            there = store.add("parted", 1)
+            while there < self.size and time.monotonic() < end:
+                time.sleep(POLL_SECONDS)
+                there = store.add("parted", 0)
 
     def _store(self, timeout: float) -> Any:
         """The key-value store at the address that the environment names; torchrun's agent holds it, or else rank 0."""
@@ -125,3 +145,21 @@ class Launch:
                     return name
             time.sleep(POLL_SECONDS)
         raise ZeroBlockError(f"the other ranks did not come within {timeout:g} s: start all {self.size} of them")
+
+
+def leave(code: int) -> NoReturn:
+    """End this process; a rank that failed ends at once, so that nothing but its own status ends it.
+
+    torchrun sends SIGTERM to ranks that live on after another one, and the threads of a process group that was
+    not closed by all ranks may abort the interpreter while it ends.
+
+    Args:
+        code: the exit status.
+    """
+    launch = Launch.of()
+    if launch is None or launch.size == 1 or not code:
+        sys.exit(code)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)

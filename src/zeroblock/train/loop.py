@@ -14,7 +14,7 @@ from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..evaluate.evaluator import Evaluation
 from ..journal import Header, Journal
 from ..journal.format import dump, parse
-from ..report.about import write_about
+from ..report.about import block_sizes, write_about
 from ..report.track import LOCAL
 from ..report.track import check as check_tracker
 from ..report.view import Quiet, View
@@ -153,15 +153,16 @@ def _begin(config: Config, folder: Folder, view: View, peers: Peers, again: bool
     """Start a run; nothing is written before the model and the data have been loaded."""
     peers.first(lambda: check_tracker(config.track))
     config = shared(config, peers, view.note, begins=True)
-    workload = priced(load(config, peers, view.note), view.note)
+    workload = priced(load(config, peers, view.note), view.note, peers)
     config = workload.config
     peers.first(lambda: folder.create(config, again=again))
     session = Session(workload, folder, view, peers=peers)
     optimizer = session.learner.optimizer if isinstance(session.learner, ZerothOrder) else None
+    sizes = block_sizes(optimizer) if optimizer else ()
 
     def describe() -> None:
         with folder.writing():
-            write_about(folder.path, workload.model, optimizer)
+            write_about(folder.path, workload.model, optimizer, sizes)
 
     peers.first(describe)
     if optimizer is None:

@@ -55,10 +55,23 @@ class Rates:
         self._spent = sum(lr * lr for lr in taken)
         self._first: tuple[int, float] | None = None
 
-    def at(self, step: int) -> float:
-        """The learning rate of a step that is about to be taken; ask for the steps in their order."""
+    def at(self, step: int, left: float | None = None) -> float:
+        """The learning rate of a step that is about to be taken; ask for the steps in their order.
+
+        Args:
+            step: its number.
+            left: steps that are left by the clock of another process; by default by this one's.
+        """
         if self.budget is None or self.end is None:
             return lr_at(self.config, step, self._peak)
+        lr = self.budget.rest(self._spent, self.left(step) if left is None else left)
+        self._spent += (lr * self.budget.weight) ** 2  # records hold the product with the schedule's weight
+        return lr
+
+    def left(self, step: int) -> float:
+        """Steps that are left at the pace of this sitting; those of the configuration if no clock ends it."""
+        if self.end is None:
+            return float(self.config.steps - step)
         now = time.monotonic()
         if self._first is None:
             self._first = step, now
@@ -66,6 +79,4 @@ class Rates:
         first, began = self._first
         if step > first and now > began:
             left = min(left, max(1.0, (self.end - now) * (step - first) / (now - began)))
-        lr = self.budget.rest(self._spent, left)
-        self._spent += (lr * self.budget.weight) ** 2  # records hold the product with the schedule's weight
-        return lr
+        return left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from .peers import Peers
 from .stop import Stop, Stopped
@@ -15,8 +16,8 @@ MAX_STEPS_BETWEEN = 1000
 class Meetings:
     """Decides when a run stops: at every step in one process, about twice per second on several ranks.
 
-    Rank 0 says at which step the next meeting is.  Its clock decides whether the time is up; a signal counts whichever
-    rank gets it.
+    Rank 0 says at which step the next meeting is.  Its clock decides whether the time is up, and how many steps are
+    left where the learning rate follows the clock; a signal counts whichever rank gets it.
 
     Args:
         peers: the ranks.
@@ -27,26 +28,41 @@ class Meetings:
         self.peers, self.stop = peers, stop
         self._last: tuple[int, float] | None = None
         self._next = 0
+        self._late = False
+        self._left: tuple[int, float] | None = None
+        """The step of the last meeting, and how many rank 0 said were left then."""
 
-    def check(self, step: int, *, clock: bool) -> None:
+    @property
+    def late(self) -> bool:
+        """Whether the time is up; the same on all ranks, as it was at the last meeting."""
+        return self.stop.late if self.peers.size == 1 else self._late
+
+    def left(self, step: int) -> float | None:
+        """Steps that are left by the clock of rank 0; None in one process, which has the clock itself."""
+        return None if self._left is None else max(1.0, self._left[1] - (step - self._left[0]))
+
+    def check(self, step: int, *, clock: bool, left: Callable[[int], float], now: bool = False) -> None:
         """Raise :class:`Stopped` on all ranks if there is a reason to stop.
 
         Args:
             step: the number of steps taken, the same on all ranks.
             clock: whether the end of the time is a reason.
+            left: says how many steps are left by the clock of this rank.
+            now: whether to meet in any case.
         """
         if self.peers.size == 1:
             self.stop.check(clock=clock)
-        elif step >= self._next:
-            self._hold(step, clock)
+        elif now or step >= self._next:
+            self._hold(step, clock, left)
 
-    def _hold(self, step: int, clock: bool) -> None:
+    def _hold(self, step: int, clock: bool, left: Callable[[int], float]) -> None:
         now = time.monotonic()
         rate = 0.0 if self._last is None else (step - self._last[0]) / max(now - self._last[1], 1e-6)
         ahead = max(1, min(MAX_STEPS_BETWEEN, int(rate * MEETING_SECONDS)))
-        answers = self.peers.each(lambda: (self.stop.signal, clock and self.stop.late, step + ahead))
-        self._last, self._next = (step, now), answers[0][2]
-        if answers[0][1] or any(signal is not None for signal, _, _ in answers):
+        answers = self.peers.each(lambda: (self.stop.signal, self.stop.late, step + ahead, left(step)))
+        _, self._late, self._next, remaining = answers[0]
+        self._last, self._left = (step, now), (step, remaining)
+        if (clock and self._late) or any(signal is not None for signal, *_ in answers):
             raise Stopped
 
     def settle(self) -> None:

@@ -6,7 +6,7 @@ import bisect
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,11 @@ class Session:
             return None
         optimizer = self.learner.optimizer
         return Moves(optimizer.parts, len(optimizer.blocks), block_sizes(optimizer), optimizer.clip)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether every rank holds a part of the weights, so that all take the same passes."""
+        return isinstance(self.learner, ZerothOrder) and self.learner.optimizer.weights.sharded
 
     @property
     def adapted(self) -> bool:
@@ -214,25 +219,30 @@ class Session:
         evaluations = config.evaluations
         rates = self._rates(stop)
         due = frozenset(evaluations)
+
+        def meet(now: bool = False) -> None:
+            meetings.check(self.steps, clock=self.progressed and not config.timed, left=rates.left, now=now)
+
         while True:
             if self.steps in due:
-                self._evaluate(stop)
+                self._evaluate(stop, meet)
             if self.learner is None or self.steps >= config.steps:
                 return
-            if stop.late and self.steps and not self.past and (self.journal is None or config.timed):  # it ends here
-                self._evaluate(stop)
+            ends = self.journal is None or config.timed  # with the time, and not to be resumed
+            if meetings.late and self.steps and not self.past and ends:
+                self._evaluate(stop, meet)
                 return
             if self.past:
                 if self.peers.size == 1:
-                    meetings.check(self.steps, clock=self.progressed and not config.timed)
+                    meet()
                 self._catch_up(evaluations, stop)
                 if not self.past:
                     self._prove()
                 continue
-            meetings.check(self.steps, clock=self.progressed and not config.timed)
+            meet()
             step = self.steps
             batch = [i for one in range(step, step + self.learner.batches) for i in batches.at(one)]
-            self.learner.step(self.workload.objectives(batch, self.learner.share), rates.at(step))
+            self.learner.step(self.workload.objectives(batch, self.learner.share), rates.at(step, meetings.left(step)))
             if self.steps % CHECKSUM_STEPS == 0:
                 self._prove()
             if config.snapshot_every and self.steps % config.snapshot_every == 0:
@@ -258,13 +268,20 @@ class Session:
         self.tracker.log(record.step + 1, {"loss": record.loss, "lr": record.lr})
         self.view.step(self.meter.step(record))
 
-    def _evaluate(self, stop: Stop) -> None:
-        """Measure the splits that have not been measured at this step."""
+    def _evaluate(self, stop: Stop, meet: Callable[..., None]) -> None:
+        """Measure the splits that have not been measured at this step.
+
+        Args:
+            stop: the signals and the clock.
+            meet: asks all ranks whether to stop.
+        """
         self._flush()
         self._sync()
         if self.learner is not None:
             self.learner.settle()  # only the last evaluation needs it: the others come after a fold
         missing = [split for split in self.workload.exams if split not in self.folder.splits_at(self.steps)]
+        if missing and self.sharded and self.progressed:  # an evaluation of sharded weights is not left midway
+            meet(now=True)
         if missing:
             self._prove()
         for split in missing:
@@ -272,10 +289,11 @@ class Session:
 
             def check(done: int, split: str = split, n: int = len(exam.examples)) -> None:
                 resumable = self.journal is not None and not self.config.timed
-                stop.check(clock=self.learner is None or (self.progressed and resumable))
+                if not self.sharded:  # else all ranks pass all examples, and stop after the same one: the last
+                    stop.check(clock=self.learner is None or (self.progressed and resumable))
                 self.view.evaluating(self.steps, split, done, n)
 
-            evaluation = self.workload.evaluator(exam, check=check, ranks=self.peers)
+            evaluation = self.workload.evaluator(exam, check=check, ranks=None if self.sharded else self.peers)
             measurement = Measurement(self.steps, split, evaluation, self.elapsed)
             self.folder.measured(measurement)
             self.progressed = True
@@ -325,8 +343,7 @@ class Session:
             self.learner.flush()
             self._sync()  # a snapshot must not know of steps that the journal may lose
             self._prove()
-            if self.peers.leads:
-                snapshot.save(self.folder.snapshot, self.learner.optimizer)
+            snapshot.save(self.folder.snapshot, self.learner.optimizer, writes=self.peers.leads)
 
     def _prove(self) -> None:
         """Compare the weights of all ranks, once per step, and write down what they agree on."""

@@ -21,6 +21,7 @@ from .. import atomic, quantise
 from ..errors import ZeroBlockError
 from ..journal import Record
 from ..optimizer import ZeroOrder
+from ..shard import local
 
 WEIGHTS, STATE = "weights.safetensors", "state.pt"
 CHUNK_BYTES = 1 << 24
@@ -29,21 +30,49 @@ DTYPES[quantise.BYTES] = "F8_E4M3"
 """The names of dtypes in a safetensors file."""
 
 
-def save(folder: Path, optimizer: ZeroOrder) -> None:
+def save(folder: Path, optimizer: ZeroOrder, *, writes: bool = True) -> None:
     """Write a snapshot in place of the one that is there; a kill leaves one of the two.
+
+    Of weights that are sharded every process calls this, and the file holds whole tensors, which any number of
+    processes can load.  A rule's state in shards is of no use to others, so then there is no snapshot.
 
     Args:
         folder: where it goes.
         optimizer: its parameters are the weights; it has taken at least one step.
+        writes: whether this process is the one that writes.
     """
     assert optimizer.record is not None
+    sharded = bool(optimizer.weights.boxes)
+    if not (writes or sharded):
+        return
+    state = optimizer.state_dict()
+    if sharded and _holds_tensors(state):
+        return
+    state.pop("shards", None)
+    weights = {name: _whole(optimizer, name, writes) for name in optimizer.params}
+    if not writes:
+        return
     from safetensors.torch import save_file
 
     advice = f"then zeroblock resume {folder.parent}; the journal has lost nothing"
     with _replacing(folder, f"the snapshot of step {optimizer.steps}", advice) as new:
-        save_file({name: param.detach().contiguous() for name, param in optimizer.params.items()}, new / WEIGHTS)
-        state = {"optimizer": optimizer.state_dict(), "last": _identity(optimizer.record), "crc": _crc(new / WEIGHTS)}
-        torch.save(state, new / STATE)
+        save_file(weights, new / WEIGHTS)
+        content = {"optimizer": state, "last": _identity(optimizer.record), "crc": _crc(new / WEIGHTS)}
+        torch.save(content, new / STATE)
+
+
+def _holds_tensors(state: dict[str, Any]) -> bool:
+    """Whether an optimizer's state has tensors, which are as large as the shards that a process has."""
+    values = (value for one in state["state"].values() for value in one.values())
+    return bool(state.get("held")) or any(isinstance(value, torch.Tensor) for value in values)
+
+
+def _whole(optimizer: ZeroOrder, name: str, kept: bool) -> torch.Tensor:
+    """A tensor of the weights as one process would hold it; gathered ones are kept on the host, and where wanted."""
+    whole = optimizer.weights.whole(name).contiguous()
+    if name in optimizer.weights.boxes:
+        whole = whole.cpu() if kept else whole.new_empty(0)
+    return whole
 
 
 def save_model(folder: Path, model: Any, tokenizer: Any, step: int) -> None:
@@ -124,6 +153,10 @@ def load(folder: Path, optimizer: ZeroOrder, records: Sequence[Record]) -> str:
         return "the snapshot is of another run"
     if crc != _crc(place / WEIGHTS):
         return "the snapshot is damaged (its checksum does not match)"
+    if optimizer.weights.boxes:
+        if _holds_tensors(state):
+            return "the snapshot holds the state of whole tensors, and these are sharded"
+        state["shards"] = optimizer.weights.layout()
     device = next(iter(optimizer.params.values())).device
     before = optimizer.state_dict()
     with contextlib.ExitStack() as stack:
@@ -136,7 +169,8 @@ def load(folder: Path, optimizer: ZeroOrder, records: Sequence[Record]) -> str:
             return f"the snapshot is damaged ({' '.join(str(error).split())})"
         with torch.no_grad():  # nothing of it can be refused any more
             for name, param in optimizer.params.items():
-                param.copy_(weights.get_tensor(name))
+                box, value = optimizer.weights.boxes.get(name), weights.get_tensor(name)
+                local(param).copy_(value if box is None else value[box.slices])
     return ""
 
 

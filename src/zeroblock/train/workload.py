@@ -168,12 +168,11 @@ def prepare(
         if not getattr(rows, name):
             raise ZeroBlockError(f"{task.name} has no {name} examples: give more rows")
     tell(f"loading {config.model} ({config.dtype}, {models.find_device(config.device)})")
-    model: Any = cache.model(config)
+    model: Any = cache.model(config.replace(device="cpu") if config.shard != "none" else config)  # sharded from there
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_length
     longest -= virtual_tokens(model) + family.first_position(model)
     encoder = task.encoder(tokenizer, min(config.max_length, longest), masked=family.masked(model))
-    graphs = {"auto": None, "on": True, "off": False}[config.graphs]
-    engine = Engine(model, fork=config.engine == "forked", max_tokens=config.max_tokens, graphs=graphs)
+    engine = engine_of(config, model)
     demonstrations = Demonstrations(rows.train, config.shots, config.data_seed)
     over = config.loss_over or "tokens"
     evaluator = Evaluator(engine, tokenizer, task, encoder, demonstrations, config.calibrate, over)
@@ -201,6 +200,12 @@ def prepare(
     cut = {"train": [example for example, (one, _) in zip(examples, pairs, strict=True) if one.cut]}
     notes += _notes(task, encoder, exams, cut | {name: list(exam.cut) for name, exam in exams.items()})
     return Workload(config, model, engine, task, evaluator, tuple(pairs), train_exam, exams, tuple(notes))
+
+
+def engine_of(config: Config, model: nn.Module) -> Engine:
+    """The engine that a configuration describes."""
+    graphs = {"auto": None, "on": True, "off": False}[config.graphs]
+    return Engine(model, fork=config.engine == "forked", max_tokens=config.max_tokens, graphs=graphs)
 
 
 def _notes(
