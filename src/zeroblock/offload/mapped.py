@@ -1,0 +1,48 @@
+"""Weights that are used where they rest, in a file that the system reads and writes as memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .region import Region
+from .shelf import Layer, Shelf, watch
+
+
+class Mapped(Shelf):
+    """A model on the CPU whose weights are a mapped file: larger than memory, if need be.
+
+    A step writes to the mapping, and the system to the file.  The next layer is read ahead.  The memory of
+    layers that are not to stay is given back when they have run: left to itself, the system would drop
+    the pages that were used longest ago, which are the ones that the next pass begins with.
+
+    Args:
+        layers: in the order in which they run, at rest in the region.
+        region: a file.
+        kept: the first so many layers stay in memory.
+    """
+
+    def __init__(self, layers: Sequence[Layer], region: Region, kept: int) -> None:
+        super().__init__(torch.device("cpu"))
+        self.layers, self.region, self.kept = list(layers), region, kept
+        self._ends = watch(self.layers, self._enter, self._leave)
+
+    def _enter(self, i: int) -> None:
+        following = self.layers[(i + 1) % len(self.layers)]
+        self.region.soon(following.span)
+
+    def _leave(self, i: int) -> None:
+        if i >= self.kept:
+            self.region.drop(self.layers[i].span)
+
+    def describe(self) -> str:
+        kept = "all" if self.kept >= len(self.layers) else f"{self.kept}"
+        return (
+            f"the weights rest in a file of the run's own ({len(self.region.flat) / 1e9:.1f} GB), from which "
+            f"{len(self.layers)} layers are read as they run; {kept} of them stay in memory"
+        )
+
+    def close(self) -> None:
+        for end in self._ends:
+            end()
