@@ -120,6 +120,7 @@ def load(
     trust_remote_code: bool = False,
     adapter: Adapter | None = None,
     weights: str | None = None,
+    lazy: bool = False,
     **options: Any,
 ) -> nn.Module:
     """Load a language model with its weights, in evaluation mode; :func:`auto_class` says of which kind.
@@ -137,6 +138,8 @@ def load(
         trust_remote_code: run the code that comes with a model of the hub or of a folder.
         adapter: put into the model, whose own weights are frozen then.
         weights: how the matrices of its layers are stored, see :func:`quantise.store_`.
+        lazy: on the CPU, leave weights mapped from their files, in the dtype that they have there, where that is
+            possible; :func:`offload.shelve` converts them one by one.
         options: passed on to transformers, such as ``attn_implementation``.
     """
     add_fetched(name)
@@ -167,18 +170,24 @@ def load(
             _auto_class_of(name, trust_remote_code=trust_remote_code).from_pretrained,
             name,
             "model",
-            dtype=kind,
+            dtype="auto" if lazy and _convertible(name, weights) else kind,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
             **options,
         )
         _check(name, report)
+        model.config.dtype = kind
         if getattr(model, "_hf_peft_config_loaded", False):
             raise ZeroBlockError(f"{name} is an adapter on the hub: hf download {name} --local-dir DIR, then give DIR")
     if weights is not None and is_quantised(model):
         raise ZeroBlockError(f"{name} is quantised already: leave out --weights")
     return store_(_adapted(model if is_quantised(model) else model.to(target), name, adapter).eval(), weights)
+
+
+def _convertible(name: str, weights: str | None) -> bool:
+    """Whether converting the tensors of a checkpoint afterwards gives what loading them in another dtype does."""
+    return weights is None and name != "smollm2" and not name.endswith(".gguf")
 
 
 def auto_class(config: Any) -> Any:

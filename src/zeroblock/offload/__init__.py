@@ -7,8 +7,8 @@ of ``lane``; ``mapped`` uses them where they are, in a file, on the CPU.  ``regi
 
 from __future__ import annotations
 
-from .memory import Division, divide, nbytes
+from .memory import Division, divide, least_division
 from .placing import Offload, shelve, unshelve
 from .shelf import Shelf, shelf_of
 
-__all__ = ["Division", "Offload", "Shelf", "divide", "nbytes", "shelf_of", "shelve", "unshelve"]
+__all__ = ["Division", "Offload", "Shelf", "divide", "least_division", "shelf_of", "shelve", "unshelve"]

@@ -6,12 +6,15 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 ALIGN_BYTES = 512
 """Tensors begin at multiples of this, as in memory that torch allocates: kernels choose by alignment."""
 PAGE_BYTES = 4096
 """Layers begin at multiples of this, so that no page belongs to two of them."""
+
+CONVERTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes of weights that may be converted to each other; integers in other dtypes may not."""
 
 Span = tuple[int, int]
 """The first byte, and the one after the last."""
@@ -32,15 +35,19 @@ class Layout:
 
     Args:
         tensors: of any dtypes; one that does not fill its memory becomes contiguous.
+        dtype: that parameters are converted to; by default they stay as they are.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> None:
         self.slots: list[Slot] = []
         at = 0
         for tensor in tensors:
             stride = tensor.stride() if _dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
-            self.slots.append(Slot(at, tensor.nbytes, tensor.dtype, tensor.shape, stride))
-            at += _rounded(tensor.nbytes, ALIGN_BYTES)
+            converts = isinstance(tensor, nn.Parameter) and tensor.dtype in CONVERTED  # tables of angles stay fp32
+            kind = dtype if dtype is not None and converts else tensor.dtype
+            nbytes = tensor.numel() * kind.itemsize
+            self.slots.append(Slot(at, nbytes, kind, tensor.shape, stride))
+            at += _rounded(nbytes, ALIGN_BYTES)
         self.nbytes = _rounded(at, PAGE_BYTES)
         """Bytes of all of them."""
 

@@ -8,18 +8,18 @@ layers once more.  What is left after the buffers that streaming needs goes to m
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import ZeroBlockError
+from ..quantise import elements
+from .layout import CONVERTED
 from .shelf import layers_of
 from .streamed import MIN_BUFFERS
 
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 MIN_ROW_TOKENS = 256
 """Rows are not made shorter than this; a single example may be longer."""
 MAX_ROW_TOKENS = 4096
@@ -28,21 +28,6 @@ SPARE = 0.04
 """Share of the memory that libraries and fragments of memory may take."""
 POINTS = 2
 """Rows in a pass: both sides of a direction."""
-
-
-def nbytes(text: str) -> int:
-    """Bytes of an amount of memory.
-
-    >>> nbytes("8GB"), nbytes("1.5 GiB")
-    (8000000000, 1610612736)
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)?\s*", text, re.IGNORECASE)
-    if match is None or not (match[2] or "").strip():
-        raise ZeroBlockError(f"an amount of memory is a number with a unit, such as 8GB or 500MB, got {text!r}")
-    found = int(float(match[1]) * UNITS[match[2].upper()])
-    if not found:
-        raise ZeroBlockError(f"an amount of memory must be positive, got {text!r}")
-    return found
 
 
 @dataclass(frozen=True)
@@ -81,56 +66,78 @@ class Division:
         """Bytes of everything."""
         return self.outside + self.copies + self.kept + self.row + self.buffers * self.layer
 
-    def describe(self) -> str:
-        """One line for the user."""
-        streamed = self.layers - self.stay
-        how = f"{self.stay} of {self.layers} layers stay, {streamed} are streamed" if streamed else "all layers stay"
+    def parts(self) -> str:
+        """Everything but the layers, in words."""
         state = f"{self.kept / 1e9:.2f} GB of the rule's state, " if self.kept else ""
         return (
-            f"{self.memory / 1e9:.1f} GB: {how} ({self.buffers} buffers of {self.layer / 1e9:.2f} GB), "
             f"{self.outside / 1e9:.2f} GB outside the layers, {self.copies / 1e9:.2f} GB of perturbed copies, "
             f"{state}rows of at most {self.tokens:,} tokens ({self.row / 1e9:.2f} GB)"
         )
 
+    def describe(self) -> str:
+        """One line for the user."""
+        streamed = self.layers - self.stay
+        how = f"{self.stay} of {self.layers} layers stay, {streamed} are streamed" if streamed else "all layers stay"
+        return (
+            f"{self.memory / 1e9:.1f} GB: {how} ({self.buffers} buffers of {self.layer / 1e9:.2f} GB), {self.parts()}"
+        )
 
-def divide(model: nn.Module, memory: int, *, itemsize: int | None = None, lifted: int = 1, kept: int = 0) -> Division:
+
+def divide(
+    model: nn.Module, memory: int, *, dtype: torch.dtype | None = None, lifted: int = 1, kept: int = 0
+) -> Division:
     """Divide a memory for a model.
 
     Args:
         model: may be on the meta device.
         memory: bytes.
-        itemsize: bytes per weight, where the model's own dtype is not that of the run.
+        dtype: of the weights in the run, where the model has another one.
         lifted: layers that stay for a step because it moves them.
         kept: bytes that the rule keeps from step to step.
 
     Raises:
         ZeroBlockError: if it is too small, with the least that is enough.
     """
-    layers, others = layers_of(model)
-    if not layers:
-        raise ZeroBlockError(f"{type(model).__name__} has no list of layers that could be streamed: leave out offload")
-    factor = 1.0 if itemsize is None else itemsize / max(t.element_size() for layer in layers for t in layer.tensors)
-    layer = int(max(one.layout.nbytes for one in layers) * factor)
-    outside = int(sum(tensor.nbytes for tensor in others) * factor)
-    copies = max(layer, int(max((tensor.nbytes for tensor in others), default=0) * factor))
-    size = itemsize or max(t.element_size() for one in layers for t in one.tensors)
-    least = min(MIN_BUFFERS + lifted, len(layers))
-    fixed = outside + copies + kept
-    room = int(memory * (1 - SPARE)) - fixed - least * layer
-    tokens = next((n for n in range(MAX_ROW_TOKENS, 0, -MIN_ROW_TOKENS) if _row(model, n, size) <= room), 0)
+    least = least_division(model, MIN_ROW_TOKENS, dtype=dtype, lifted=lifted, kept=kept)
+    spare = int(memory * (1 - SPARE)) - least.used + least.row
+    size = _itemsize(model, dtype)
+    tokens = next((n for n in range(MAX_ROW_TOKENS, 0, -MIN_ROW_TOKENS) if _row(model, n, size) <= spare), 0)
     if not tokens:
-        row = _row(model, MIN_ROW_TOKENS, size)
-        needed = (fixed + row + least * layer) / (1 - SPARE) / 1e9
-        state = f"{kept / 1e9:.2f} GB of the rule's state, " if kept else ""
+        needed = least.used / (1 - SPARE) / 1e9
         raise ZeroBlockError(
-            f"{memory / 1e9:.1f} GB are too few: {outside / 1e9:.2f} GB outside the layers, {copies / 1e9:.2f} GB of "
-            f"perturbed copies, {state}{row / 1e9:.2f} GB for rows of {MIN_ROW_TOKENS} tokens and {least} layers of "
-            f"{layer / 1e9:.2f} GB take {needed:.1f} GB: give --memory {needed + 0.1:.1f}GB, or store the layers' "
-            "matrices as integers (--weights int4)"
+            f"{memory / 1e9:.1f} GB are too few for {least.parts()} and {least.buffers} layers of "
+            f"{least.layer / 1e9:.2f} GB: give --memory {needed + 0.1:.1f}GB, or store the layers' matrices as "
+            "integers (--weights int4)"
         )
     row = _row(model, tokens, size)
-    buffers = least + (room - row) // layer if layer else least
-    return Division(memory, len(layers), layer, outside, copies, kept, row, tokens, min(len(layers), buffers))
+    buffers = min(least.layers, least.buffers + (spare - row) // max(1, least.layer))
+    return replace(least, memory=memory, row=row, tokens=tokens, buffers=buffers)
+
+
+def least_division(
+    model: nn.Module, tokens: int, *, dtype: torch.dtype | None = None, lifted: int = 1, kept: int = 0
+) -> Division:
+    """What streaming takes when no layer stays; see :func:`divide`.
+
+    Args:
+        tokens: of the longest row.
+    """
+    layers, others = layers_of(model, dtype)
+    if not layers:
+        raise ZeroBlockError(f"{type(model).__name__} has no list of layers that could be streamed: leave out offload")
+    layer, size = max(one.layout.nbytes for one in layers), _itemsize(model, dtype)
+    expanded = max(sum(map(elements, one.tensors)) for one in layers) * size  # integers become numbers
+    copies = max([expanded, *(slot.nbytes for slot in others.layout.slots)])
+    buffers = min(MIN_BUFFERS + lifted, len(layers))
+    row = _row(model, tokens, size)
+    found = Division(0, len(layers), layer, others.layout.nbytes, copies, kept, row, tokens, buffers)
+    return replace(found, memory=found.used)
+
+
+def _itemsize(model: nn.Module, dtype: torch.dtype | None) -> int:
+    """Bytes per number of the activations."""
+    kinds = {param.dtype for param in model.parameters()} & set(CONVERTED)
+    return max(kind.itemsize for kind in ([dtype] if dtype is not None else kinds or {torch.float32}))
 
 
 def _row(model: nn.Module, tokens: int, size: int) -> int:

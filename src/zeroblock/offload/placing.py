@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import nn
 
+from ..amount import nbytes
 from ..errors import ZeroBlockError, unknown
 from ..shard import is_spread
-from .layout import Layout
 from .mapped import Mapped
-from .memory import Division, divide, nbytes
+from .memory import Division, divide
 from .region import Region
 from .shelf import RESIDENT, Layer, Shelf, forget, keep, layers_of, shelf_of
 from .streamed import MIN_BUFFERS, Streamed
@@ -29,6 +30,7 @@ def shelve(
     device: torch.device | str | None = None,
     memory: str | int | Division | None = None,
     folder: str | Path = ".",
+    dtype: torch.dtype | None = None,
 ) -> Shelf:
     """Let a model's weights rest in memory of the host or on a disk, and come to the device layer by layer.
 
@@ -46,6 +48,7 @@ def shelve(
         memory: of the device, for weights, copies and rows: "8GB", bytes, or how it is divided. By default only the
             layers that are needed next are on the device.
         folder: where the file goes.
+        dtype: that weights are converted to on their way, tensor by tensor; by default they stay as they are.
     """
     if to not in PLACES:
         raise unknown("place for weights:", to, PLACES)
@@ -54,7 +57,7 @@ def shelve(
     _check(model)
     if isinstance(memory, str):
         memory = nbytes(memory)
-    layers, others = layers_of(model)
+    layers, others = layers_of(model, dtype)
     if not layers:
         raise ZeroBlockError(f"{type(model).__name__} has no list of layers that could be streamed: leave out offload")
     silent = next((m for one in layers if (m := one.module) and type(m).forward is nn.Module.forward), None)
@@ -64,9 +67,9 @@ def shelve(
             "nobody can tell when they run: leave out offload"
         )
     in_place = to == "disk" and target.type == "cpu"
-    groups = [*layers, Layer(None, others)] if in_place else layers
+    groups = [*layers, others] if in_place else layers
     total = sum(group.layout.nbytes for group in groups)
-    division = divide(model, memory) if isinstance(memory, int) and not in_place else memory
+    division = divide(model, memory, dtype=dtype) if isinstance(memory, int) and not in_place else memory
     region = Region.file(total, folder) if to == "disk" else Region.memory(total)
     start = 0
     for group in groups:
@@ -74,17 +77,26 @@ def shelve(
         start += group.layout.nbytes
     shelf: Shelf
     if in_place:
-        kept = division // max(1, Layout(layers[0].tensors).nbytes) if isinstance(division, int) else len(layers)
-        shelf = Mapped(layers, region, kept)
+        shelf = Mapped(layers, region, _kept(layers, others, division))
     else:
-        for tensor in others:
-            tensor.data = tensor.data.to(target)
+        for tensor, slot in zip(others.tensors, others.layout.slots, strict=True):
+            tensor.data = tensor.data.to(target, slot.dtype)
         if to == "host" and target.type == "cuda":
             region.pin(layer.span for layer in layers)
         buffers = division.buffers if isinstance(division, Division) else MIN_BUFFERS + 1
         shelf = Streamed(layers, region, target, buffers)
     keep(model, shelf)
     return shelf
+
+
+def _kept(layers: Sequence[Layer], others: Layer, memory: int | Division | None) -> int:
+    """How many layers stay in memory on the CPU: all, if no memory is given."""
+    if memory is None:
+        return len(layers)
+    if isinstance(memory, Division):
+        return memory.stay
+    layer = max(one.layout.nbytes for one in layers)
+    return max(0, (memory - others.layout.nbytes) // layer - 2 * MIN_BUFFERS)  # copies, and the layers on their way
 
 
 def unshelve(model: nn.Module) -> None:

@@ -103,16 +103,16 @@ class Layer:
     Args:
         module: the layer; None for what is outside.
         tensors: parameters and buffers, which stay the objects that the model holds.
+        dtype: see :class:`Layout`.
     """
 
-    def __init__(self, module: nn.Module | None, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, module: nn.Module | None, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> None:
         self.module, self.tensors = module, list(tensors)
-        self.layout = Layout(self.tensors)
+        self.layout = Layout(self.tensors, dtype)
         self.span: Span = (0, 0)
         """Where it lies in the region."""
         self.resting: list[Tensor] = []
         """The tensors at rest."""
-        self.trains = any(tensor.requires_grad for tensor in self.tensors)
 
     def lay(self, region: Region, start: int) -> None:
         """Copy the tensors to where they will rest, and let the model hold them there."""
@@ -121,6 +121,11 @@ class Layer:
         for tensor, resting in zip(self.tensors, self.resting, strict=True):
             resting.copy_(tensor.data)
             tensor.data = resting
+
+    @property
+    def trains(self) -> bool:
+        """Whether any of it may move."""
+        return any(tensor.requires_grad for tensor in self.tensors)
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -174,8 +179,8 @@ def watch(
     return ends
 
 
-def layers_of(model: nn.Module) -> tuple[list[Layer], list[Tensor]]:
-    """The layers of a model, and the tensors outside of them; one that two layers share is outside."""
+def layers_of(model: nn.Module, dtype: torch.dtype | None = None) -> tuple[list[Layer], Layer]:
+    """The layers of a model, and everything outside of them; a tensor that two layers share is outside."""
     modules = [layer for path in stacks(model) for layer in model.get_submodule(path).children()]
     everything = {id(t): t for t in (*model.parameters(), *model.buffers())}
     owners: dict[int, set[int]] = {}
@@ -189,6 +194,6 @@ def layers_of(model: nn.Module) -> tuple[list[Layer], list[Tensor]]:
         tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
         mine = [tensor for key, tensor in tensors.items() if owners[key] <= own]
         if mine:
-            layers.append(Layer(module, mine))
+            layers.append(Layer(module, mine, dtype))
             inside.update(map(id, mine))
-    return layers, [tensor for key, tensor in everything.items() if key not in inside]
+    return layers, Layer(None, [tensor for key, tensor in everything.items() if key not in inside], dtype)

@@ -107,10 +107,10 @@ class Streamed(Shelf):
     @contextlib.contextmanager
     def showing(self, module: nn.Module) -> Iterator[None]:
         i = self._inside.get(id(module))
-        if i is None:
+        if i is None or i in self._lifted:
             yield
             return
-        self._enter(i)
+        self._fetch(i)
         try:
             yield
         finally:
@@ -118,13 +118,13 @@ class Streamed(Shelf):
 
     def describe(self) -> str:
         kept = max(0, len(self.buffers) - MIN_BUFFERS - 1)
-        where = "pinned memory of the host" if self.region.pinned else "memory of the host or a file"
+        where = "on the host, pinned" if self.region.pinned else "on the host, in memory or in a file"
         if len(self.buffers) == len(self.layers):
-            return f"all {len(self.layers)} layers fit on {self.device}; their weights rest in {where}"
+            return f"all {len(self.layers)} layers fit on {self.device}; at rest the weights are {where}"
         return (
-            f"{len(self.layers)} layers rest in {where} and are copied to {self.device} for every pass, but for {kept} "
-            f"that stay; {len(self.buffers)} buffers of {self.lane.size / 1e9:.2f} GB; steps are not captured as CUDA "
-            "graphs, for a launch takes no time beside a copy"
+            f"{len(self.layers) - kept} of {len(self.layers)} layers are copied to {self.device} in every pass, into "
+            f"{len(self.buffers)} buffers of {self.lane.size / 1e9:.2f} GB; at rest the weights are {where}. Steps are "
+            "not captured as CUDA graphs: a launch takes no time beside a copy"
         )
 
     def close(self) -> None:
