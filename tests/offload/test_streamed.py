@@ -51,28 +51,26 @@ def steps(model: nn.Module, optimizer: zb.ZeroOrder, count: int, fork: bool = Tr
 
 lozo = functools.partial(zb.lozo, interval=4, fold=2)
 subtracted = functools.partial(zb.mezo_bcd, restore="subtract")
+pairs = functools.partial(zb.mezo_svrg, partition=functools.partial(zb.layers, k=2))
 
 
 @pytest.mark.parametrize(
     ("kind", "dtype", "method", "fork"),
     [
         ("opt", torch.float32, zb.mezo_bcd, True),
-        ("llama-tied", torch.bfloat16, zb.mezo_bcd, True),
-        ("gpt2", torch.float32, zb.mezo, False),
-        ("opt", torch.bfloat16, zb.mezo, True),
-        ("qwen3_moe", torch.bfloat16, lozo, True),
         ("llama-tied", torch.bfloat16, zb.mezo_bcd_adam, False),
-        ("opt", torch.bfloat16, subtracted, False),
-        ("opt", torch.float32, zb.mezo_svrg, True),
-        ("opt", torch.float32, functools.partial(zb.mezo_bcd, partition=functools.partial(zb.layers, k=2)), False),
+        ("opt", torch.bfloat16, zb.mezo, True),
+        ("qwen3", torch.bfloat16, lozo, True),
+        ("gpt2", torch.bfloat16, subtracted, False),
+        ("llama-tied", torch.float32, pairs, True),  # blocks of two layers, too many for three buffers
     ],
 )
 def test_streamed_equals_resident(kind: str, dtype: torch.dtype, method: Method, fork: bool) -> None:
     known, model = build(kind, dtype), build(kind, dtype)
-    expected = steps(known, method(known, lr=1e-2), 6, fork)
+    expected = steps(known, method(known, lr=1e-2), 4, fork)
     shelf = streamed(model)
     optimizer = method(model, lr=1e-2)
-    records = steps(model, optimizer, 6, fork)
+    records = steps(model, optimizer, 4, fork)
     assert [(r.losses, r.coeffs) for r in records] == [(r.losses, r.coeffs) for r in expected]
     assert same(snapshot(model), snapshot(known))
     assert not same(snapshot(model), snapshot(build(kind, dtype)))
@@ -81,10 +79,10 @@ def test_streamed_equals_resident(kind: str, dtype: torch.dtype, method: Method,
     again = build(kind, dtype)  # the journal's records give the weights, and a state dict goes on from them
     streamed(again)
     rebuilt = method(again, lr=1e-2)
-    zb.replay(rebuilt, records[:4])
+    zb.replay(rebuilt, records[:2])
     resumed = method(again, lr=1e-2)
     resumed.load_state_dict(rebuilt.state_dict())
-    zb.replay(resumed, records[4:])
+    zb.replay(resumed, records[2:])
     assert same(snapshot(again), snapshot(known))
 
 
@@ -107,7 +105,7 @@ def test_a_step_copies_layers_once_and_writes_its_block() -> None:
 
 
 def test_more_buffers_keep_layers() -> None:
-    moved = []
+    moved, expected = [], [Engine(build()).scores(BATCH)] * 2
     for buffers in (2, 4, LAYERS):
         model = build()
         shelf = streamed(model, buffers)
@@ -115,11 +113,11 @@ def test_more_buffers_keep_layers() -> None:
         engine = Engine(model)
         engine.scores(BATCH)
         before = shelf.lane.bytes_in
-        scores = [engine.scores(BATCH) for _ in range(3)]
+        scores = [engine.scores(BATCH) for _ in range(2)]
         moved.append((shelf.lane.bytes_in - before) // shelf.layers[0].layout.nbytes)
-        assert scores == [Engine(build()).scores(BATCH)] * 3
-    assert moved[0] == 3 * LAYERS
-    assert moved[1] <= 3 * 3  # two of five layers stay
+        assert scores == expected
+    assert moved[0] == 2 * LAYERS
+    assert moved[1] <= 2 * 3  # two of five layers stay
     assert moved[2] == 0
 
 
@@ -169,11 +167,10 @@ def test_generated_and_saved_as_if_resident(tmp_path: Any) -> None:
     assert model(ids, labels=ids).loss.requires_grad  # an ordinary model again
 
 
-@pytest.mark.parametrize("moves", ["integers", "scales"])
-def test_quantised_layers_are_streamed(moves: Any) -> None:
-    known, model = (quantise_(build("llama-tied"), "int4", moves) for _ in range(2))
+def test_quantised_layers_are_streamed() -> None:
+    known, model = (quantise_(build("llama-tied"), "int4") for _ in range(2))
     streamed(model)
-    losses = [[r.losses for r in steps(one, zb.mezo_bcd(one, lr=1e-2), 4)] for one in (known, model)]
+    losses = [[r.losses for r in steps(one, zb.mezo_bcd(one, lr=1e-2), 3)] for one in (known, model)]
     assert losses[0] == losses[1]
     pairs = zip(known.state_dict().values(), model.state_dict().values(), strict=True)
     assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)

@@ -53,6 +53,8 @@ def shelve(
     if to not in PLACES:
         raise unknown("place for weights:", to, PLACES)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if target.type == "cuda" and target.index is None:
+        target = torch.device("cuda", torch.cuda.current_device())  # as tensors name it
     _unhook(model)
     _check(model)
     if isinstance(memory, str):

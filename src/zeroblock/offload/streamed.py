@@ -99,10 +99,12 @@ class Streamed(Shelf):
                 self._lifted[i].add(self._number(i, member))
         if here:
             yield here
-        for i, mine in away.items():
-            with self._visited(i, {self._number(i, m) for m in mine if folds or not m.basis.behind}):
-                yield mine
-        self.lane.finish()
+        try:
+            for i, mine in away.items():
+                with self._visited(i, {self._number(i, m) for m in mine if folds or not m.basis.behind}):
+                    yield mine
+        finally:
+            self.lane.finish()
 
     @contextlib.contextmanager
     def showing(self, module: nn.Module) -> Iterator[None]:
