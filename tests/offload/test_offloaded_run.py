@@ -100,6 +100,17 @@ def test_memory_is_divided(llama: Path) -> None:
     assert dataclasses.replace(thirteen, buffers=40).stay == 40
 
 
+def test_bench_stream(llama: Path, tmp_path: Path) -> None:
+    rows = [{"context": [k + 3] * (k + 2), "options": [[5], [6, 7]], "label": k % 2} for k in range(6)]
+    (tmp_path / "sst2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--model", str(llama), "--encoded", str(tmp_path), "--device", "cpu", "--dtype", "fp32", "--steps", "1"]
+    shown = CliRunner().invoke(app, ["bench", "stream", *flags, "--batch-size", "2,4", "--json"])
+    assert shown.exit_code == 0, shown.output
+    found = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert [one["batch_size"] for one in found] == [2, 4]
+    assert all(one["copy_ms"] > 0 and one["compute_ms"] > 0 for one in found)
+
+
 def test_plan_says_it(llama: Path, data: Path) -> None:
     flags = ["--model", str(llama), "--task", "sst2", "--data", str(data), "--device", "cpu", "--seconds", "0"]
     shown = CliRunner().invoke(app, ["plan", *flags, "--offload", "disk", "--memory", "1MB", "--json"])

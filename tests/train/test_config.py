@@ -32,7 +32,8 @@ OTHER = {
     "lr_schedule": "cosine", "warmup": 5,
     "objective": "accuracy", "loss_over": "examples", "eval_every": 6, "eval_start": False, "eval_limit": 9,
     "engine": "sequential", "graphs": "off", "max_tokens": 512, "max_minutes": 1.5, "snapshot_every": 8, "fsync": 0,
-    "track": "tensorboard", "save_weights": False, "weights": "int4", "parallel": "probes", "shares": 3, "timeout": 60, "offload": "disk", "memory": "8GB",
+    "track": "tensorboard", "save_weights": False, "weights": "int4", "parallel": "probes", "shares": 3, "timeout": 60,
+    "offload": "disk", "memory": "8GB",
 }  # fmt: skip
 
 

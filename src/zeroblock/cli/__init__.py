@@ -20,6 +20,7 @@ from . import (
     apply,
     bench,
     bench_ranks,
+    bench_stream,
     blocks,
     demo,
     doctor,
@@ -95,6 +96,7 @@ app.command("blocks")(blocks.blocks)
 app.command("schedule")(schedule.schedule)
 app.add_typer(tasks.app, name="tasks")
 bench.app.command("ranks")(bench_ranks.ranks)
+bench.app.command("stream")(bench_stream.stream)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
 

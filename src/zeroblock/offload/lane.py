@@ -11,7 +11,7 @@ On the CPU, where tests rehearse this, every copy is done at once.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -78,6 +78,7 @@ class Lane:
         self._thread: ThreadPoolExecutor | None = None
         self._stages: list[tuple[Tensor, Any]] = []
         self._turn = 0
+        self._still = False
         if self.cuda and not pinned:
             self._thread = ThreadPoolExecutor(1, "zeroblock-weights")
             self._stages = [(_pinned(size), self.event()) for _ in range(STAGES)]
@@ -90,6 +91,16 @@ class Lane:
         self.leave(buffer)  # kernels that used this memory before may still run
         return buffer
 
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """A context in which nothing is copied, to measure what the kernels alone take; the weights are not the right
+        ones."""
+        self._still = True
+        try:
+            yield
+        finally:
+            self._still = False
+
     def bring(self, buffer: Buffer, source: Tensor, spans: Sequence[Span], after: Any) -> None:
         """Begin to copy into a buffer, once its last layer has run and been copied back.
 
@@ -99,6 +110,8 @@ class Lane:
             spans: which of its bytes.
             after: the event after which the layer at rest is whole.
         """
+        if self._still:
+            return
         self.bytes_in += sum(stop - start for start, stop in spans)
         if self._thread is not None:
             self._turn = (self._turn + 1) % STAGES
@@ -148,6 +161,8 @@ class Lane:
             spans: which of its bytes.
             written: tells when it is done.
         """
+        if self._still:
+            return
         self.bytes_out += sum(stop - start for start, stop in spans)
         if self._thread is not None:
             stage = self._out_stage

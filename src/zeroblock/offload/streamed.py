@@ -129,6 +129,14 @@ class Streamed(Shelf):
             "not captured as CUDA graphs: a launch takes no time beside a copy"
         )
 
+    def refresh(self) -> None:
+        """Copy every layer again when it runs next: after its values at rest were changed through ``.data``."""
+        self._tidy()
+        for i, buffer in list(self._where.items()):
+            if i not in self._lifted:
+                del self._where[i]
+                buffer.layer = None
+
     def close(self) -> None:
         for end in self._ends:
             end()
@@ -231,7 +239,8 @@ class Streamed(Shelf):
     def _views(self, i: int, buffer: Buffer) -> list[Tensor]:
         views = buffer.views.get(i)
         if views is None:
-            views = buffer.views[i] = self.layers[i].layout.views(buffer.flat)
+            with torch.inference_mode(False):  # they outlive the pass that asked for them first
+                views = buffer.views[i] = self.layers[i].layout.views(buffer.flat)
         return views
 
     # how layers are written
