@@ -37,7 +37,9 @@ def serves(optimizer: ZeroOrder) -> bool:
         optimizer.rule.adds_up
         and weights.restore == "copy"
         and not weights.sharded
-        and all(weights.shelf.place(p).type == "cuda" and p.is_contiguous() for p in weights.params.values())
+        and all(
+            (p.is_cuda or weights.shelf.place(p).type == "cuda") and p.is_contiguous() for p in weights.params.values()
+        )
         and all(m.basis.replays_together for b in range(len(weights.blocks)) for m in weights.members(b, turn))
     )
 

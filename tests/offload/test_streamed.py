@@ -15,6 +15,7 @@ from torch import nn
 
 import zeroblock as zb
 from toy import same, snapshot
+from zeroblock import fused
 from zeroblock.engine import Engine
 from zeroblock.errors import ZeroBlockError
 from zeroblock.offload import shelf_of
@@ -84,6 +85,19 @@ def test_streamed_equals_resident(kind: str, dtype: torch.dtype, method: Method,
     resumed.load_state_dict(rebuilt.state_dict())
     zb.replay(resumed, records[2:])
     assert same(snapshot(again), snapshot(known))
+
+
+@pytest.mark.parametrize("method", [zb.mezo_bcd, zb.mezo])
+def test_all_steps_of_a_layer_are_replayed_together(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, model = build(), build()
+    records = steps(known, method(known, lr=1e-2), 5)
+    shelf = streamed(model)
+    monkeypatch.setattr(fused, "serves", lambda optimizer: True)  # as on a GPU
+    optimizer = method(model, lr=1e-2)
+    before = shelf.lane.bytes_out
+    zb.replay(optimizer, records)
+    assert same(snapshot(model), snapshot(known))
+    assert shelf.lane.bytes_out - before <= LAYERS * shelf.lane.size  # every layer was written once, not once per step
 
 
 def test_a_step_copies_layers_once_and_writes_its_block() -> None:
