@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from ..direction import Member
 from .region import Region
 from .shelf import Layer, Shelf, watch
 
@@ -26,6 +27,7 @@ class Mapped(Shelf):
     def __init__(self, layers: Sequence[Layer], region: Region, kept: int) -> None:
         super().__init__(torch.device("cpu"))
         self.layers, self.region, self.kept = list(layers), region, kept
+        self._home = {id(tensor): i for i, layer in enumerate(layers) for tensor in layer.tensors}
         self._ends = watch(self.layers, self._enter, self._leave)
 
     def _enter(self, i: int) -> None:
@@ -35,6 +37,15 @@ class Mapped(Shelf):
     def _leave(self, i: int) -> None:
         if i >= self.kept:
             self.region.drop(self.layers[i].span)
+
+    def visits(self, members: Sequence[Member], folds: bool = False) -> Iterator[Sequence[Member]]:
+        groups: dict[int | None, list[Member]] = {}
+        for member in members:
+            groups.setdefault(self._home.get(id(member.param)), []).append(member)
+        for i, mine in groups.items():
+            yield mine
+            if i is not None:
+                self._leave(i)
 
     def describe(self) -> str:
         kept = "all" if self.kept >= len(self.layers) else f"{self.kept}"
