@@ -28,6 +28,8 @@ class Mapped(Shelf):
         super().__init__(torch.device("cpu"))
         self.layers, self.region, self.kept = list(layers), region, kept
         self._home = {id(tensor): i for i, layer in enumerate(layers) for tensor in layer.tensors}
+        for i in range(len(layers)):
+            self._leave(i)  # they were written here a moment ago
         self._ends = watch(self.layers, self._enter, self._leave)
 
     def _enter(self, i: int) -> None:

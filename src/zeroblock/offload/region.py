@@ -77,6 +77,8 @@ class Region:
             if int(cudart.cudaHostRegister(address, stop - start, 0)):
                 for known in done:
                     cudart.cudaHostUnregister(known)
+                with contextlib.suppress(RuntimeError):  # CUDA reports the refusal once more, to whoever comes next
+                    torch.zeros(1, device="cuda")
                 return False
             done.append(address)
         weakref.finalize(self, _unpin, self.flat, done).atexit = False  # it keeps the memory until then

@@ -68,7 +68,8 @@ class Streamed(Shelf):
         return param.detach().to(self.place(param))
 
     def lifts(self, members: Sequence[Member]) -> bool:
-        return len(self._layers_of(members)) <= max(0, len(self.buffers) - MIN_BUFFERS)
+        count, buffers = len(self._layers_of(members)), len(self.buffers)
+        return count <= (buffers if buffers == len(self.layers) else buffers - MIN_BUFFERS)
 
     @contextlib.contextmanager
     def lifted(self, members: Sequence[Member]) -> Iterator[None]:
