@@ -61,7 +61,7 @@ pairs = functools.partial(zb.mezo_svrg, partition=functools.partial(zb.layers, k
         ("opt", torch.float32, zb.mezo_bcd, True),
         ("llama-tied", torch.bfloat16, zb.mezo_bcd_adam, False),
         ("opt", torch.bfloat16, zb.mezo, True),
-        ("qwen3", torch.bfloat16, lozo, True),
+        ("gpt_neox", torch.bfloat16, lozo, True),
         ("gpt2", torch.bfloat16, subtracted, False),
         ("llama-tied", torch.float32, pairs, True),  # blocks of two layers, too many for three buffers
     ],
@@ -87,17 +87,18 @@ def test_streamed_equals_resident(kind: str, dtype: torch.dtype, method: Method,
     assert same(snapshot(again), snapshot(known))
 
 
-@pytest.mark.parametrize("method", [zb.mezo_bcd, zb.mezo])
-def test_all_steps_of_a_layer_are_replayed_together(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_steps_of_a_layer_are_replayed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     known, model = build(), build()
-    records = steps(known, method(known, lr=1e-2), 5)
+    for param in (*known.parameters(), *model.parameters()):
+        param.requires_grad_(param.dim() < 2)  # the reference of this replay is slow
+    records = steps(known, zb.mezo(known, lr=1e-2), 2)
     shelf = streamed(model)
     monkeypatch.setattr(fused, "serves", lambda optimizer: True)  # as on a GPU
-    optimizer = method(model, lr=1e-2)
-    before = shelf.lane.bytes_out
-    zb.replay(optimizer, records)
+    zb.replay(zb.mezo(model, lr=1e-2), records)
     assert same(snapshot(model), snapshot(known))
-    assert shelf.lane.bytes_out - before <= LAYERS * shelf.lane.size  # every layer was written once, not once per step
+    vectors = [{n for n, t in enumerate(layer.tensors) if t.requires_grad} for layer in shelf.layers]
+    spans = [span for layer, some in zip(shelf.layers, vectors, strict=True) for span in layer.layout.spans(some)]
+    assert shelf.lane.bytes_out == sum(stop - start for start, stop in spans)  # once, not per step, and no matrices
 
 
 def test_a_step_copies_layers_once_and_writes_its_block() -> None:
