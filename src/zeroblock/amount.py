@@ -23,3 +23,13 @@ def nbytes(text: str) -> int:
     if not found:
         raise ZeroBlockError(f"an amount of memory must be positive, got {text!r}")
     return found
+
+
+def words(count: float) -> str:
+    """An amount of memory as people read it.
+
+    >>> words(25.2e9), words(629_145_600), words(12_300_000), words(4096)
+    ('25.20 GB', '0.63 GB', '12.30 MB', '4.10 KB')
+    """
+    unit = next((unit for unit in ("GB", "MB") if count >= 0.1 * UNITS[unit]), "KB")
+    return f"{count / UNITS[unit]:.2f} {unit}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from ..amount import words
 from ..direction import Member
 from .region import Region
 from .shelf import Layer, Shelf, watch
@@ -52,7 +53,7 @@ class Mapped(Shelf):
     def describe(self) -> str:
         kept = "all" if self.kept >= len(self.layers) else f"{self.kept}"
         return (
-            f"the weights rest in a file of the run's own ({len(self.region.flat) / 1e9:.1f} GB), from which "
+            f"the weights rest in a file of the run's own ({words(len(self.region.flat))}), from which "
             f"{len(self.layers)} layers are read as they run; {kept} of them stay in memory"
         )
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..amount import words
 from ..errors import ZeroBlockError
 from ..quantise import elements
 from .layout import CONVERTED
@@ -68,19 +69,17 @@ class Division:
 
     def parts(self) -> str:
         """Everything but the layers, in words."""
-        state = f"{self.kept / 1e9:.2f} GB of the rule's state, " if self.kept else ""
+        state = f"{words(self.kept)} of the rule's state, " if self.kept else ""
         return (
-            f"{self.outside / 1e9:.2f} GB outside the layers, {self.copies / 1e9:.2f} GB of perturbed copies, "
-            f"{state}rows of at most {self.tokens:,} tokens ({self.row / 1e9:.2f} GB)"
+            f"{words(self.outside)} outside the layers, {words(self.copies)} of perturbed copies, "
+            f"{state}rows of at most {self.tokens:,} tokens ({words(self.row)})"
         )
 
     def describe(self) -> str:
         """One line for the user."""
         streamed = self.layers - self.stay
         how = f"{self.stay} of {self.layers} layers stay, {streamed} are streamed" if streamed else "all layers stay"
-        return (
-            f"{self.memory / 1e9:.1f} GB: {how} ({self.buffers} buffers of {self.layer / 1e9:.2f} GB), {self.parts()}"
-        )
+        return f"{words(self.memory)}: {how} ({self.buffers} buffers of {words(self.layer)}), {self.parts()}"
 
 
 def divide(
@@ -105,8 +104,8 @@ def divide(
     if not tokens:
         needed = least.used / (1 - SPARE) / 1e9
         raise ZeroBlockError(
-            f"{memory / 1e9:.1f} GB are too few for {least.parts()} and {least.buffers} layers of "
-            f"{least.layer / 1e9:.2f} GB: give --memory {needed + 0.1:.1f}GB, or store the layers' matrices as "
+            f"{words(memory)} are too few for {least.parts()} and {least.buffers} layers of "
+            f"{words(least.layer)}: give --memory {needed + 0.1:.1f}GB, or store the layers' matrices as "
             "integers (--weights int4)"
         )
     row = _row(model, tokens, size)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..amount import words
 from ..direction import Member
 from ..errors import ZeroBlockError
 from ..interrupt import uninterrupted
@@ -126,7 +127,7 @@ class Streamed(Shelf):
             return f"all {len(self.layers)} layers fit on {self.device}; at rest the weights are {where}"
         return (
             f"{len(self.layers) - kept} of {len(self.layers)} layers are copied to {self.device} in every pass, into "
-            f"{len(self.buffers)} buffers of {self.lane.size / 1e9:.2f} GB; at rest the weights are {where}. Steps are "
+            f"{len(self.buffers)} buffers of {words(self.lane.size)}; at rest the weights are {where}. Steps are "
             "not captured as CUDA graphs: a launch takes no time beside a copy"
         )
 
