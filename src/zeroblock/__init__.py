@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         zo_sign,
     )
     from .noise import Distribution, Draw, Key, RandomMask, Rounding, SmallMask
+    from .offload import shelve, unshelve
     from .ops import add_noise_, normal, perturb, perturb_pair
     from .optimizer import ZeroOrder
     from .ranks import Ranks
@@ -74,6 +75,7 @@ _MODULES = {
     "journal": "load unload",
     "method": "METHODS adalezo adamezo conmezo eggroll fzoo fzoo_bcd hizoo lezo lozo lozo_m mezo mezo_adam mezo_bcd "
     "mezo_bcd_adam mezo_bcd_adaptive mezo_greedy mezo_svrg sparse_mezo subzero zo_momentum zo_muon zo_sign",
+    "offload": "shelve unshelve",
     "noise": "Distribution Draw Key RandomMask Rounding SmallMask",
     "ops": "add_noise_ normal perturb perturb_pair",
     "optimizer": "ZeroOrder",

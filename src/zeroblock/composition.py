@@ -142,6 +142,15 @@ def check_storage(weights: Weights, rule: Rule, estimator: Estimator) -> None:
         raise ZeroBlockError(f"an anchor is a copy of the numbers in tensors, and some {stored}: take another method")
 
 
+def check_alone(weights: Weights) -> None:
+    """Refuse several ranks with streamed weights: each would need a copy of all weights on its host."""
+    if weights.shelf.streams:
+        raise ZeroBlockError(
+            "streamed weights are for one process, and several take the steps together here: start one without "
+            "torchrun (parallel=None in Python), or leave out offload, and shard the model with FSDP2"
+        )
+
+
 def check_state(optimizer: Any, state_dict: dict[str, Any]) -> None:
     """Refuse a state that another optimizer saved."""
     if "parts" not in state_dict:

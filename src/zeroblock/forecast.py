@@ -28,11 +28,13 @@ from .bench.host import machine
 from .bench.memory import Need, table
 from .bench.step import Gauge, resident
 from .errors import ZeroBlockError
+from .offload import Division
 from .quantise import elements, stored_bytes
 from .task import get as get_task
 from .train.batch import Batches
 from .train.config import BACKPROPAGATION, Config
 from .train.learner import ZerothOrder, learner
+from .train.offloaded import divided
 from .train.session import out_of_memory
 from .train.workload import Workload, prepare, resolve
 
@@ -103,6 +105,7 @@ class Forecast:
         load: tokens of a batch.
         timing: measured; None for a model that was not loaded.
         reason: why nothing was measured; empty if it was.
+        division: how the memory is divided, where weights are streamed or a memory is given.
     """
 
     config: Config
@@ -115,6 +118,7 @@ class Forecast:
     load: Load
     timing: Timing | None
     reason: str
+    division: Division | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -182,10 +186,19 @@ def forecast(config: Config, seconds: float = 10.0, tell: Callable[[str], None] 
     )
     free = free_memory(device)
     itemsize = models.DTYPES[config.dtype].itemsize
-    needed = stored_bytes(skeleton, itemsize)
+    weights = needed = stored_bytes(skeleton, itemsize)
+    division = divided(config, skeleton)
+    if config.offload is not None:
+        needed = 0 if division is None else division.used
+        host = free_memory(torch.device("cpu"))
+        if config.offload == "host" and host is not None and weights > HEADROOM * host:
+            raise ZeroBlockError(
+                f"the weights take {weights / 1e9:.1f} GB, and {host / 1e9:.1f} GB of the host are free: --offload disk"
+            )
     workload, reason, idle = None, "", resident()
     if free is not None and needed > HEADROOM * free:
-        reason = f"the weights alone take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+        least = "the weights alone take" if config.offload is None else "the layers on the device and one row take"
+        reason = f"{least} {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
     elif config.model in models.OPT and not config.random_weights:
         reason = f"{config.model} is a shape without weights: add --random-weights to measure its speed"
     if reason:
@@ -202,6 +215,8 @@ def forecast(config: Config, seconds: float = 10.0, tell: Callable[[str], None] 
     half = itemsize / models.DTYPES[DTYPES[device.type]].itemsize  # the table's dtype may not be the run's
     fixed = stored_bytes(skeleton, 0)  # integers
     expected = fixed + int(((chosen.cpu if device.type == "cpu" else chosen.gpu) - fixed) * half)
+    if config.offload is not None:
+        expected = expected - weights if division is None else division.used
     timing = None
     if workload is not None:
         tell("measuring")
@@ -218,6 +233,7 @@ def forecast(config: Config, seconds: float = 10.0, tell: Callable[[str], None] 
         load=load,
         timing=timing,
         reason=reason,
+        division=division,
     )
 
 

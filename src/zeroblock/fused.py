@@ -8,11 +8,12 @@ and tensor, whose overhead on OPT-1.3B is ten times the arithmetic.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 
+from .direction import Member
 from .noise import Draw, Key
 from .ops.replay import Matrix, Piece, Pieces, Steps, advance_
 from .optimizer import ZeroOrder
@@ -36,7 +37,9 @@ def serves(optimizer: ZeroOrder) -> bool:
         optimizer.rule.adds_up
         and weights.restore == "copy"
         and not weights.sharded
-        and all(p.is_cuda and p.is_contiguous() for p in weights.params.values())
+        and all(
+            (p.is_cuda or weights.shelf.place(p).type == "cuda") and p.is_contiguous() for p in weights.params.values()
+        )
         and all(m.basis.replays_together for b in range(len(weights.blocks)) for m in weights.members(b, turn))
     )
 
@@ -52,22 +55,31 @@ def advance(optimizer: ZeroOrder, visits: dict[int, list[Record]], report: Progr
     steps_in_all = sum(map(len, visits.values()))
     total = sum(optimizer.weights.numel(block) * len(records) for block, records in visits.items())
     done = 0
+    for group, steps in _work(optimizer, visits):
+        folds = min(MAX_WORK // group.numel, MAX_COORDINATES // group.coordinates, MAX_FOLDS)
+        rows = group.fold * max(1, folds)
+        for a in range(0, len(steps), rows):
+            part = steps[a : a + rows]
+            with torch.cuda.device_of(group.flat):
+                advance_(group, part, optimizer.rounding)
+                if group.flat.is_cuda:
+                    torch.cuda.synchronize()  # so that the reported steps are done
+            done += group.numel * len(part)
+            report(steps_in_all * done / total)
+
+
+def _work(optimizer: ZeroOrder, visits: dict[int, list[Record]]) -> Iterator[tuple[Pieces | Matrix, Steps]]:
+    """Block after block, and layer after layer where weights are streamed, what one launch can serve."""
+    weights = optimizer.weights
     for block, records in visits.items():
-        for group, steps in _groups(optimizer, block, records):
-            folds = min(MAX_WORK // group.numel, MAX_COORDINATES // group.coordinates, MAX_FOLDS)
-            rows = group.fold * max(1, folds)
-            for a in range(0, len(steps), rows):
-                part = steps[a : a + rows]
-                with torch.cuda.device_of(group.flat):
-                    advance_(group, part, optimizer.rounding)
-                    if group.flat.is_cuda:
-                        torch.cuda.synchronize()  # so that the reported steps are done
-                done += group.numel * len(part)
-                report(steps_in_all * done / total)
+        for members in weights.shelf.visits(weights.members(block, optimizer.turn.number), folds=True):
+            yield from _groups(optimizer, members, records)
 
 
-def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator[tuple[Pieces | Matrix, Steps]]:
-    """The tensors of a block that one launch can serve, with their steps."""
+def _groups(
+    optimizer: ZeroOrder, members: Sequence[Member], records: list[Record]
+) -> Iterator[tuple[Pieces | Matrix, Steps]]:
+    """The tensors that one launch can serve, with their steps."""
     step = np.array([record.step for record in records])
     lr = np.array([record.lr for record in records])
     coeffs = np.array([record.coeffs for record in records])
@@ -80,7 +92,7 @@ def _groups(optimizer: ZeroOrder, block: int, records: list[Record]) -> Iterator
         return Steps(step, turn, lifted, 1 - lr * weight_decay if decayed else np.ones_like(lr))
 
     groups: dict[tuple[bool, float, torch.dtype, torch.device, type], list[Piece]] = defaultdict(list)
-    for name, param, basis in optimizer.weights.members(block, optimizer.turn.number):
+    for name, param, basis in members:
         if not param.numel():
             continue
         decayed = bool(weight_decay) and optimizer.decays(name, param)

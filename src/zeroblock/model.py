@@ -18,6 +18,9 @@ from torch import nn
 
 from . import adapter as adapters
 from .adapter import Adapter
+from .device import DTYPES as DTYPES
+from .device import find_device as find_device
+from .device import precision as precision
 from .errors import ZeroBlockError, ZeroBlockWarning, unknown
 from .fetch import COMMAND, add_fetched
 from .gguf_header import begins_texts
@@ -27,17 +30,18 @@ OPT: dict[str, dict[str, Any]] = {
     "opt-125m": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072},
     "opt-1.3b": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "ffn_dim": 8192},
     "opt-13b": {"hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40, "ffn_dim": 20480},
+    "opt-30b": {"hidden_size": 7168, "num_hidden_layers": 48, "num_attention_heads": 56, "ffn_dim": 28672},
+    "opt-66b": {"hidden_size": 9216, "num_hidden_layers": 64, "num_attention_heads": 72, "ffn_dim": 36864},
 }
 """Shapes only: their weights come from the hub or from a folder."""
 
 NAMES = (*OPT, "smollm2")
 """Names that mean a model of zeroblock's own, whatever files are called."""
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
-"""The names of dtypes on the command line."""
-
 MAX_NAMES = 3
 """How many tensors a message names; it counts the others."""
+
+place = find_device  # its name until 0.1
 
 
 def config(name: str, *, trust_remote_code: bool = False) -> Any:
@@ -79,37 +83,6 @@ def skeleton(
     return store_(_adapted(model, name, adapter), weights)
 
 
-def find_device(name: torch.device | str = "auto") -> torch.device:
-    """Find the device of a name; ``auto`` is the GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ZeroBlockError(f"unknown device {str(name)!r}; choose auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ZeroBlockError(f"zeroblock does not run on the device {str(name)!r}; choose auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ZeroBlockError(f"the device is {str(name)!r}, but torch sees no GPU: use cpu or auto")
-    return device
-
-
-place = find_device  # its name until 0.1
-
-
-def precision(dtype: torch.dtype | str, device: torch.device) -> torch.dtype:
-    """Find the dtype of a name; ``auto`` is fp32 on the CPU, and bf16 (or fp16, if it has no bf16) on a GPU."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype == "auto":
-        if device.type != "cuda":
-            return torch.float32
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    if dtype not in DTYPES:
-        raise unknown("dtype", dtype, ["auto", *DTYPES])
-    return DTYPES[dtype]
-
-
 def load(
     name: str,
     dtype: torch.dtype | str = "auto",
@@ -120,6 +93,7 @@ def load(
     trust_remote_code: bool = False,
     adapter: Adapter | None = None,
     weights: str | None = None,
+    lazy: bool = False,
     **options: Any,
 ) -> nn.Module:
     """Load a language model with its weights, in evaluation mode; :func:`auto_class` says of which kind.
@@ -137,6 +111,8 @@ def load(
         trust_remote_code: run the code that comes with a model of the hub or of a folder.
         adapter: put into the model, whose own weights are frozen then.
         weights: how the matrices of its layers are stored, see :func:`quantise.store_`.
+        lazy: on the CPU, leave weights mapped from their files, in the dtype that they have there, where that is
+            possible; :func:`offload.shelve` converts them one by one.
         options: passed on to transformers, such as ``attn_implementation``.
     """
     add_fetched(name)
@@ -176,19 +152,25 @@ def load(
             _auto_class_of(name, trust_remote_code=trust_remote_code).from_pretrained,
             name,
             "model",
-            dtype=kind,
+            dtype="auto" if lazy and _convertible(name, weights) else kind,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
             **options,
         )
         _check(name, report)
+        model.config.dtype = kind
         if getattr(model, "_hf_peft_config_loaded", False):
             raise ZeroBlockError(f"{name} is an adapter on the hub: hf download {name} --local-dir DIR, then give DIR")
     if weights is not None and adapter is None:  # matrices reach the device one by one, as integers
         return store_(model.eval(), weights, given=given, device=target).to(target)
     model = _adapted(model if is_quantised(model) else model.to(target), name, adapter).eval()
     return store_(model, weights, given=given)
+
+
+def _convertible(name: str, weights: str | None) -> bool:
+    """Whether converting the tensors of a checkpoint afterwards gives what loading them in another dtype does."""
+    return weights is None and name != "smollm2" and not name.endswith(".gguf")
 
 
 def auto_class(config: Any) -> Any:

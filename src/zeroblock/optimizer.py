@@ -156,6 +156,7 @@ class ZeroOrder(torch.optim.Optimizer):
         ranks = Ranks.of(parallel, probes=self.estimator.probes)
         if ranks is not None:
             refuse_apart(self.weights.params, ranks.apart)
+            composition.check_alone(self.weights)
         self.team = None if ranks is None else Team(ranks, self.weights.params)
         """The processes that take every step together; None where this one is alone."""
         composition.check_storage(self.weights, self.rule, self.estimator)
@@ -173,7 +174,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self._state = State(
             self.state, self.rule.state, self.rule.carried, self.rule.reset, self.rule.dtype, self.weights.basis,
             capacity=lambda: self.weights.largest_size(self.turns.most),
-            table=(len(self.blocks) + 1, self.rule.block_numbers),
+            table=(len(self.blocks) + 1, self.rule.block_numbers), place=self.weights.shelf.place,
         )  # fmt: skip
         self._settled = False
         """Settled between folds, or a fold failed: no further steps."""
@@ -374,7 +375,9 @@ class ZeroOrder(torch.optim.Optimizer):
             saved = state_dict.get("held", {}).get(name)
             held.zero_() if saved is None else held.copy_(saved)
         anchor = state_dict.get("anchor", {})
-        self.weights.anchor = {name: copy.to(self.params[name].device, copy=True) for name, copy in anchor.items()}
+        self.weights.anchor = {
+            name: copy.to(self.weights.shelf.place(self.params[name]), copy=True) for name, copy in anchor.items()
+        }
         for name, param in self.params.items():
             self._state.load(param, state_dict["state"].get(name, {}))
         self._state.wind()

@@ -57,7 +57,8 @@ class Plan:
     @functools.cached_property
     def directions(self) -> tuple[Direction, ...]:
         """One per probe, from θ and, where the estimator wants them, from the anchor."""
-        paired, several = not self.rule.state, bool(self.turn.others)  # moments take enough memory
+        paired = not self.rule.state and self.weights.shelf.pairs  # moments take enough memory
+        several = bool(self.turn.others)
         keys = [self.key.to(probe=probe) for probe in range(self.estimator.probes)]
         shaped = self.rule.shaped(self.members, self.state)
         origins = (shaped, self.weights.anchored(shaped)) if self.estimator.anchored else (shaped,)
@@ -143,7 +144,8 @@ class Plan:
         for factor, members in self.weights.grouped(moved, self.turn.active):
             lr = self.lr * factor
             move = Move(self.key, shares, lr, functools.partial(self._decay, lr), curvatures=curvatures)
-            self.rule.update_(members, self.state, move)
+            for part in self.weights.shelf.visits(members):
+                self.rule.update_(part, self.state, move)
         self.state.wind()
 
     def weighed(self, coeffs: Sequence[float], block: int) -> tuple[float, ...]:

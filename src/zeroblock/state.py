@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Protocol
 
@@ -35,6 +36,7 @@ class State:
         basis_of: the basis that a tensor had in an earlier turn, by name and turn.
         capacity: gives the number of coordinates of the largest block.
         table: (blocks + 1, numbers per block) of the rule's numbers per block, which outlive turns.
+        place: the device on which a tensor of weights is used.
     """
 
     def __init__(
@@ -47,9 +49,10 @@ class State:
         basis_of: Callable[[str, int], Basis],
         capacity: Callable[[], int],
         table: tuple[int, int] = (1, 0),
+        place: Callable[[Tensor], torch.device] = operator.attrgetter("device"),
     ) -> None:
         self.values, self.names, self.carried, self.reset = values, tuple(names), tuple(carried), reset
-        self.dtype_of, self.basis_of, self.capacity = dtype_of, basis_of, capacity
+        self.dtype_of, self.basis_of, self.capacity, self.place = dtype_of, basis_of, capacity, place
         self.turn = 0
         self.table = torch.zeros(table, dtype=torch.float64)
         """The rule's numbers per block; the last row is of all blocks together."""
@@ -69,7 +72,7 @@ class State:
                     f"a state that is kept has to follow the basis of {member.name!r} from turn to turn, and "
                     f"{type(member.basis).__name__} does not say how: use a rule with reset=True"
                 )
-            shape, device = (member.basis.size, self.dtype_of(member)), member.param.device
+            shape, device = (member.basis.size, self.dtype_of(member)), self.place(member.param)
             state.update({name: self._zeros(*shape, device) for name in self.names}, t=0, turn=self.turn)
         if state["turn"] != self.turn:
             for name in self.carried:
@@ -162,7 +165,7 @@ class State:
         """Put back the saved state of a tensor, where captured steps expect it."""
         for key, value in saved.items():
             if isinstance(value, Tensor):
-                value = self._zeros(value.numel(), value.dtype, param.device).copy_(value)
+                value = self._zeros(value.numel(), value.dtype, self.place(param)).copy_(value)
             self.values[param][key] = value
 
     def _zeros(self, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:

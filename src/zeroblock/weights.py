@@ -17,6 +17,7 @@ from .block import Block
 from .direction import Direction, JustInTime, Member, Subtracted, Swapped, Written
 from .errors import ZeroBlockError, ZeroBlockWarning
 from .noise import Distribution, Key, Rounding
+from .offload.shelf import shelf_of
 from .ops import DTYPES
 from .quantise import Codes, elements, quantised_layers
 from .shard import Box, Gathering, box_of, is_spread, whole
@@ -56,6 +57,8 @@ class Weights:
         self.model, self.blocks, self.subspace = model, tuple(blocks), subspace
         self.interval, self.fold, self.seed = interval, fold, seed
         self.distribution, self.rounding, self.restore = distribution, rounding, restore
+        self.shelf = shelf_of(model)
+        """Where the weights rest when they are not used."""
         self._gathering = Gathering(model)
         self.offsets: dict[str, int] = {}
         total = 0
@@ -105,14 +108,20 @@ class Weights:
     def values(self, name: str) -> Tensor:
         """The numbers of a tensor, which its integers stand for where it is quantised."""
         layer = self.quantised.get(name)
-        return self.params[name] if layer is None else layer.expanded()
+        if layer is None:
+            return self.shelf.value(self.params[name])
+        with self.shelf.showing(layer):
+            return layer.expanded()
 
     def basis(self, name: str, turn: int) -> Basis:
         """The basis of a tensor in a turn."""
         param = self.params[name]
         site = Site(self.offsets[name], self.distribution, self.rounding, self.initial[name])
         layer = self.quantised.get(name)
+        place = self.shelf.place(param)
         shown = param if layer is None else torch.empty(layer.out_features, layer.in_features, device="meta")
+        if layer is None and param.device != place:  # of the same shape and dtype where it will be used
+            shown = torch.empty((), dtype=param.dtype, device=place).expand(param.shape)
         basis = self.subspace.basis(shown, Key(self.seed, turn * self.interval), site)
         if layer is not None:
             return Grid.over(basis, layer)
@@ -121,7 +130,7 @@ class Weights:
         if self.fold == 1:
             return basis
         if name not in self.held:
-            empty = basis.empty(param.device)
+            empty = basis.empty(place)
             if empty is None:
                 return basis
             self.held[name] = empty
@@ -142,7 +151,8 @@ class Weights:
         """Keep a copy of a block as it is now, in the place of the last one."""
         self.anchor.clear()  # before the next is made
         for name, param, _ in members:
-            self.anchor[name] = param.detach().clone(memory_format=torch.contiguous_format)
+            place = self.shelf.place(param)
+            self.anchor[name] = param.detach().to(place, copy=True, memory_format=torch.contiguous_format)
 
     def anchored(self, members: Sequence[Member]) -> tuple[Member, ...]:
         """The tensors of the active block with directions from the anchor."""
@@ -164,11 +174,17 @@ class Weights:
 
     def direction(self, key: Key, members: Sequence[Member], paired: bool, several: bool = False) -> Direction:
         """The line θ + s·Pz in the way that suits the model; ``several`` says that members are of several blocks."""
+        lifts = self.shelf.lifts(members)
         if self.restore == "subtract":
+            if not lifts:
+                raise ZeroBlockError(
+                    "restore='subtract' moves a whole block at once, and this one is streamed: use restore='copy', a "
+                    "partition into layers, or give more --memory"
+                )
             return Subtracted(key, members, paired, self.release)
         if self.sharded:
             return Written(key, members, paired, self.release)
-        if (len(self.blocks) > 1 and not several) or self.opaque:
+        if (len(self.blocks) > 1 and not several and lifts) or self.opaque:
             return Swapped(key, members, paired)
         return JustInTime(key, members, paired, self.largest_layer)
 
@@ -187,8 +203,8 @@ class Weights:
     def fold_(self, members: Sequence[Member], key: Key) -> None:
         """Write the held steps to their tensors, whose rounding bits ``key`` addresses."""
         self.release()
-        for member in members:
-            if member.basis.behind:
+        for part in self.shelf.visits([member for member in members if member.basis.behind], folds=True):
+            for member in part:
                 member.basis.fold_(member.local, key)
 
     def largest_size(self, blocks: int = 1) -> int:
@@ -226,8 +242,9 @@ class Weights:
 def _check(name: str, param: Tensor, model: nn.Module) -> None:
     if param.is_meta and any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise ZeroBlockError(
-            f"{name!r} is offloaded by Accelerate, on the meta device between calls, where no step can move it: load "
-            "the model whole, without device_map='auto' and cpu_offload, or freeze everything that is offloaded"
+            f"{name!r} is offloaded by Accelerate, on the meta device between calls, where no step can move it: call "
+            "zeroblock.shelve(model), which takes its place, or load the model whole, without device_map='auto' and "
+            "cpu_offload, or freeze everything that is offloaded"
         )
     if param.is_meta:
         raise ZeroBlockError(f"{name!r} is on the meta device; load the weights first")

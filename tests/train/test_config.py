@@ -34,6 +34,7 @@ OTHER = {
     "engine": "sequential", "graphs": "off", "max_tokens": 512, "max_minutes": 1.5, "snapshot_every": 8, "fsync": 0,
     "track": "tensorboard", "save_weights": False, "weights": "int4", "parallel": "probes", "shares": 3, "timeout": 60,
     "shard": "fsdp",
+    "offload": "disk", "memory": "8GB",
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from . import (
     bench,
     bench_methods,
     bench_ranks,
+    bench_stream,
     blocks,
     demo,
     doctor,
@@ -99,6 +100,7 @@ app.command("schedule")(schedule.schedule)
 app.add_typer(tasks.app, name="tasks")
 bench.app.command("methods")(bench_methods.methods)
 bench.app.command("ranks")(bench_ranks.ranks)
+bench.app.command("stream")(bench_stream.stream)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
 

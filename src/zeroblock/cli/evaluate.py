@@ -13,7 +13,7 @@ from .train import Json, Quiet, settings, view
 
 SETTINGS = (
     "model", "random_weights", "trust_remote_code", "dtype", "weights", "device", "task", "data", "data_seed", "turns",
-    "ending", "metric", "max_length", "shots", "calibrate", "max_tokens",
+    "ending", "metric", "max_length", "shots", "calibrate", "max_tokens", "offload", "memory",
 )  # fmt: skip
 
 

@@ -99,8 +99,15 @@ def _print(found: Forecast, values: dict[str, Any]) -> None:
         sheet.add_row(" time", f"[yellow]not measured:[/yellow] {found.reason}")
     how = "measured" if timing is not None and timing.peak_bytes else "expected"
     fits = {True: "[green]it fits[/green]", False: "[red]it does not fit here[/red]", None: ""}[found.fits]
+    if found.fits is False and config.offload is None and config.method != "ft":
+        fits += f"; --offload {'disk' if config.device == 'cpu' else 'host'} streams the weights"
     weights = f"{found.weights / 1e6:,.4g} M weights in {config.weights or config.dtype}"
     sheet.add_row(" memory", f"[bold]{size(found.peak_bytes)}[/bold] at its peak ({how}), {weights}: {fits}")
+    if config.offload is not None:
+        where = {"host": "on the host, copied layer by layer", "disk": "in a file of the run's own, layer by layer"}
+        sheet.add_row(" weights", where[config.offload])
+    if found.division is not None:
+        sheet.add_row("", found.division.describe())
     console.print(sheet)
     console.print()
     console.print(_methods(found))

@@ -89,13 +89,19 @@ class Engine(Forward):
                 "graphs capture steps on whole weights on one device, and this model's are sharded, or on several "
                 "devices; leave them out"
             )
+        if (graphs or hold) and self.shelf.streams:
+            raise ZeroBlockError(
+                f"{'graphs' if graphs else 'hold'} cannot be combined with streamed weights, which are never at one "
+                "address: leave it out (a launch takes no time beside the copy of a layer)"
+            )
         self.max_tokens = max_tokens or (GPU_MAX_TOKENS if on_gpu else None)
         if on_gpu and not spread:
-            self.fusions = find(model, "cuda")
+            self.fusions = find(model, "cuda", self.shelf.showing)
         self.packed = trial.packs(self, self._multiples(0))
         self.forked = fork and self.packed
         captures = on_gpu and not spread and len(self.devices) == 1
-        self.graphs = Graphs() if self.forked and (captures if graphs is None else graphs) else None
+        self.coarse = self.forked and (captures if graphs is None else graphs)
+        self.graphs = Graphs() if self.coarse and not self.shelf.streams else None
         if self.graphs is not None:
             self.cuts = trial.cuts(self, self._multiples(0))
             self.graphs.reason = "" if graphs else family.uncaptured(model)
@@ -213,9 +219,10 @@ class Engine(Forward):
     def _multiples(self, tokens: int) -> tuple[int, int]:
         """What a row's lengths are rounded up to; captured rows to few lengths, a sixteenth apart.
 
+        Rows of streamed weights, which are not captured, are rounded alike, so that the losses are the same to the bit.
         Where launching takes most of the time, tokens cost next to nothing: then lengths are 128 apart.
         """
-        if self.graphs is None or not self.graphs.pays(tokens, self.numel):
+        if not (self.coarse and self.forked and Graphs.pays(tokens, self.numel)):
             return (16 if self.device.type == "cuda" else 1), 1  # tensor cores want multiples of 8
         coarse = 128 if tokens * self.numel < SMALL_WORK else 32
         return max(coarse, 1 << max(0, tokens.bit_length() - 5)), 16

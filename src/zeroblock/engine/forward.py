@@ -17,6 +17,7 @@ from .. import family
 from ..direction import Point
 from ..errors import ZeroBlockWarning
 from ..exclusive import exclusive
+from ..offload.shelf import shelf_of
 from ..run.graph import Graphs
 from ..step import Call, Tape
 from .anatomy import Anatomy, ForkError
@@ -40,9 +41,13 @@ class Forward:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.device, self.dtype = next((p.device, p.dtype) for p in model.parameters() if p.is_floating_point())
+        self.shelf = shelf_of(model)
+        """Where the weights rest when they are not used."""
+        self.device, self.dtype = next(
+            (self.shelf.place(p), p.dtype) for p in model.parameters() if p.is_floating_point()
+        )
         self.numel = sum(p.numel() for p in model.parameters())
-        self.devices = {p.device for p in model.parameters()}
+        self.devices = set(map(self.shelf.place, model.parameters()))
         """Where the model lies; on several devices its layers move what they are given."""
         self.anatomy = Anatomy(model)
         self.configs = configs(model)
@@ -62,6 +67,8 @@ class Forward:
         """Tokens of an example up to which packed rows are right: a model may apply its window in the mask alone."""
         self.graphs: Graphs | None = None
         """Captured steps, where steps are submitted to a GPU."""
+        self.coarse = False
+        """Whether rows have few lengths, for the sake of captured steps."""
         self.cuts: Cuts | None = None
         """Where the pass is cut when it is captured; None where it cannot be cut."""
         self.prefix: Prefix | None = None

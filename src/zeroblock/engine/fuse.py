@@ -94,35 +94,46 @@ class Fusions:
 
 
 @torch.no_grad()
-def find(model: nn.Module, device: str) -> Fusions:
+def find(
+    model: nn.Module,
+    device: str,
+    showing: Callable[[nn.Module], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Fusions:
     """Try which forwards of a model's modules can be replaced.
 
     Args:
         model: of any family.
         device: the type of device whose kernels are used: ``cuda``, or another for plain torch.
+        showing: a context in which the weights of a module are on its device, where they rest elsewhere.
     """
     ops = _Ops(device)
     fusions, tried = Fusions(), dict[Hashable, Any]()
     for module in model.modules():
-        if not _plain(module):
-            continue
-        known = len(fusions.forwards)
-        split = _split(module, tried)
-        if split is not None:
-            fusions.splits.append((module, split))
-        for kind in (_norm, _layer_norm, _gate):
-            made = kind(module, ops, tried)
-            if made is not None:
-                fusions.forwards.append((module, made))
-        fusions.forwards += _siblings(module, ops)
-        fusions.forwards += _relu(module)
-        if len(fusions.forwards) > known or split is not None:
-            fusions.children.append((module, dict(module._modules)))
-        file = sys.modules.get(type(module).__module__)
-        if file is not None and hasattr(file, ROTARY) and file not in tried:
-            tried[file] = _rotation(file, module, ops)
-            fusions.rotations += tried[file]
+        with showing(module):
+            _find(module, ops, tried, fusions)
     return fusions
+
+
+def _find(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any], fusions: Fusions) -> None:
+    """Add what can be replaced in one module."""
+    if not _plain(module):
+        return
+    known = len(fusions.forwards)
+    split = _split(module, tried)
+    if split is not None:
+        fusions.splits.append((module, split))
+    for kind in (_norm, _layer_norm, _gate):
+        made = kind(module, ops, tried)
+        if made is not None:
+            fusions.forwards.append((module, made))
+    fusions.forwards += _siblings(module, ops)
+    fusions.forwards += _relu(module)
+    if len(fusions.forwards) > known or split is not None:
+        fusions.children.append((module, dict(module._modules)))
+    file = sys.modules.get(type(module).__module__)
+    if file is not None and hasattr(file, ROTARY) and file not in tried:
+        tried[file] = _rotation(file, module, ops)
+        fusions.rotations += tried[file]
 
 
 class _Ops:
@@ -234,7 +245,8 @@ def _gate(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any]) -> Forward |
 
 def _plain(module: nn.Module) -> bool:
     """Whether a call of a module runs its class's forward and nothing else: a fork may replace it, hooks add to it."""
-    return not ("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks)
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return "forward" not in vars(module) and all(getattr(hook, "transparent", False) for hook in hooks)
 
 
 def _siblings(module: nn.Module, ops: _Ops) -> list[tuple[nn.Module, Forward]]:

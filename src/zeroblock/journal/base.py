@@ -14,6 +14,7 @@ from torch import nn
 from .. import adapter
 from .. import model as models
 from ..errors import ZeroBlockError, shown
+from ..offload import shelve
 from ..quantise import recorded
 from .header import Header
 
@@ -80,22 +81,35 @@ class Base:
             )  # which runs no code of the model's
 
     def load(self) -> nn.Module:
-        """Load the base weights in the dtype of the run."""
+        """Load the base weights in the dtype of the run; those that a GPU has no memory for are streamed to it."""
         assert self._dtype is not None
+        device = models.find_device(self.device)
+        streams = self._exceeds(device)
         with _out_of_memory(f"{self.name} in {self.header.dtype}"):
             loaded: nn.Module = models.load(
                 self.name,
                 self._dtype,
-                self.device,
+                "cpu" if streams else device,
                 random_weights=self._random,
                 seed=self.header.seed,
                 trust_remote_code=self.trust_remote_code,
                 adapter=adapter.recorded(self.header.extra),
                 weights=recorded(self.header.extra),
+                lazy=streams,
             )
-        if self.run is not None:
-            adapter.restart_(loaded, self.run)
+            if self.run is not None:
+                adapter.restart_(loaded, self.run)
+            if streams:
+                shelve(loaded, "host", device=device, dtype=self._dtype)
         return loaded
+
+    def _exceeds(self, device: torch.device) -> bool:
+        """Whether the weights are more than a GPU has memory for."""
+        if device.type != "cuda" or self._random or models.is_stored_quantised(self.name):
+            return False
+        assert self._dtype is not None
+        skeleton = models.skeleton(self.name, trust_remote_code=self.trust_remote_code)
+        return sum(p.numel() for p in skeleton.parameters()) * self._dtype.itemsize > torch.cuda.mem_get_info(device)[0]
 
     def tokenizer(self) -> Any:
         """Load the tokenizer of the base."""

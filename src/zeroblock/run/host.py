@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -29,10 +30,22 @@ def run(plan: Plan, objective: Objective, shield: Shield) -> Numbers:
     Returns:
         The numbers, on the host.
     """
-    numbers = measure(plan, objective, shield)
-    if bool(numbers.coeffs.isfinite().all()):
-        plan.update(numbers.coeffs.tolist(), plan.estimator.curvatures(numbers.losses).tolist())
+    with _lifted(plan):
+        numbers = measure(plan, objective, shield)
+        if bool(numbers.coeffs.isfinite().all()):
+            plan.update(numbers.coeffs.tolist(), plan.estimator.curvatures(numbers.losses).tolist())
     return numbers
+
+
+@contextlib.contextmanager
+def _lifted(plan: Plan) -> Iterator[None]:
+    """A context in which the active block is where it is used, for measuring and for moving it."""
+    shelf = plan.weights.shelf
+    with shelf.lifted(plan.members):
+        if plan.weights.restore == "subtract":  # measuring moves the weights, too
+            for _ in shelf.visits(plan.members):
+                pass
+        yield
 
 
 def measure(plan: Plan, objective: Objective, shield: Shield | None = None) -> Numbers:
@@ -81,9 +94,10 @@ def retake(plan: Plan) -> Numbers:
     """
     record = plan.estimator.recall(plan.turn.step)
     assert record is not None
-    if plan.weights.restore == "subtract":
-        visit(plan.points, lambda: 0.0)
     losses, coeffs = (torch.tensor(values, dtype=torch.float64) for values in (record.losses, record.coeffs))
-    if record.finite:
-        plan.update(record.coeffs, record.curvatures)
+    with _lifted(plan):
+        if plan.weights.restore == "subtract":
+            visit(plan.points, lambda: 0.0)
+        if record.finite:
+            plan.update(record.coeffs, record.curvatures)
     return Numbers.of(torch.tensor(record.loss, dtype=torch.float64), losses, coeffs)

@@ -91,6 +91,8 @@ def _freeze(module: nn.Module, patterns: list[str]) -> None:
 
 
 def _loaded(config: Config) -> nn.Module:
+    if config.offload is not None:  # on the host, as mapped files where possible, and never kept: the run moves it
+        return _load(config, "cpu", lazy=True)
     cache, key = _cache.get(), _key(config)
     if cache is not None and cache.model is not None and cache.model[0] == key:
         _, kept, weights = cache.model
@@ -102,19 +104,24 @@ def _loaded(config: Config) -> nn.Module:
         return kept
     if cache is not None:
         cache.model = None  # the memory is needed
-    module = models.load(
+    module = _load(config, config.device)
+    if cache is not None and sum(param.nbytes for param in module.parameters()) <= MAX_CACHED_BYTES:
+        cache.model = (key, module, {name: _copy(param) for name, param in module.named_parameters()})
+    return module
+
+
+def _load(config: Config, device: str, lazy: bool = False) -> nn.Module:
+    return models.load(
         config.model,
         config.dtype,
-        config.device,
+        device,
         random_weights=config.random_weights,
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
         adapter=config.adapter,
         weights=config.weights,
+        lazy=lazy,
     )
-    if cache is not None and sum(param.nbytes for param in module.parameters()) <= MAX_CACHED_BYTES:
-        cache.model = (key, module, {name: _copy(param) for name, param in module.named_parameters()})
-    return module
 
 
 def _copy(param: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..adapter import Adapter, Lora, Prefix
+from ..amount import nbytes
 from ..errors import ZeroBlockError, ZeroBlockWarning, unknown
 from ..report.track import TRACKERS
 from .value import checked, toml
@@ -21,7 +22,7 @@ MEASURED = ("zero-shot", "icl")
 BACKPROPAGATION = "ft"
 EXECUTION = (
     "data", "device", "engine", "graphs", "max_tokens", "max_minutes", "snapshot_every", "save_weights", "fsync",
-    "track", "parallel", "shard", "timeout",
+    "track", "parallel", "shard", "timeout", "offload", "memory",
 )  # fmt: skip
 """Settings that may differ when a run is resumed: they say where and how it runs, not what it computes."""
 TIMEOUT_SECONDS = 600.0
@@ -137,6 +138,10 @@ class Config:
         "none", "fsdp: the ranks that share the data hold a part of every layer's weights each."
     )
     timeout: float = _option(TIMEOUT_SECONDS, "Seconds after which a rank that does not answer ends the run.")
+    offload: Literal["host", "disk"] | None = _option(
+        None, "Keep the weights on the host, or in a file, and copy layers to the device as they run."
+    )
+    memory: str | None = _option(None, "Memory of the device to use, as in 8GB: decides what stays and what is copied.")
     max_tokens: int | None = _option(None, "Most tokens in one packed row; lower it if memory runs out.", 2)
     max_minutes: float | None = _option(
         None, "Stop after this many minutes; zeroblock resume continues, or without --lr the run is complete then."
@@ -175,6 +180,10 @@ class Config:
                 raise ZeroBlockError(f"{name} must be below 2**{bits}, got {getattr(self, name)}")
         self._check_method()
         self._check_adapter()
+        if self.memory is not None:
+            nbytes(self.memory)
+        if self.offload is not None and self.method == BACKPROPAGATION:
+            raise ZeroBlockError("ft needs all weights, gradients and moments on the device: leave out --offload")
         if self.rounding == "stochastic":  # the default, so that both spellings are one configuration
             object.__setattr__(self, "rounding", None)
         if self.track is not None and self.track not in TRACKERS:

@@ -167,6 +167,7 @@ def load(
     tell: Callable[[str], None],
     check: Callable[[Workload], None] = lambda workload: None,
     run: Path | None = None,
+    out: Path = Path(),
 ) -> Workload:
     """Load the model and the data on every rank; a rank with other ones, or another version, is refused by name.
 
@@ -176,10 +177,11 @@ def load(
         tell: is called with a line about each stage.
         check: refuses data that are not the run's.
         run: the folder of a run that goes on, which keeps the start of a prefix.
+        out: the folder that the run has or will have.
     """
 
     def mine() -> Workload:
-        workload = prepare(config, tell=tell)
+        workload = prepare(config, tell=tell, folder=out)
         check(workload)
         return workload
 

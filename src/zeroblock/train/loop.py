@@ -153,7 +153,7 @@ def _begin(config: Config, folder: Folder, view: View, peers: Peers, again: bool
     """Start a run; nothing is written before the model and the data have been loaded."""
     peers.first(lambda: check_tracker(config.track))
     config = shared(config, peers, view.note, begins=True)
-    workload = priced(load(config, peers, view.note), view.note, peers)
+    workload = priced(load(config, peers, view.note, out=folder.path), view.note, peers)
     config = workload.config
     peers.first(lambda: folder.create(config, again=again))
     session = Session(workload, folder, view, peers=peers)
@@ -211,7 +211,7 @@ def _continue(config: Config, folder: Folder, view: View, peers: Peers, force: b
         if config.fold is None:
             config = _with_fold(config, contents.header, folder)
         check = functools.partial(_check_data, contents.header, folder)
-        workload = load(config, peers, view.note, check, folder.path)
+        workload = load(config, peers, view.note, check, folder.path, folder.path)
         session = Session(workload, folder, view, journal, peers)
         session.restore(contents.header, contents.records, force)
         for measurement in folder.measurements:

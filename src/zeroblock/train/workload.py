@@ -26,6 +26,7 @@ from ..task.own import is_hub, is_path, located
 from . import cache
 from .batch import digest, fingerprint
 from .config import BACKPROPAGATION, Config, only_options
+from .offloaded import decided, shelved
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def resolve(config: Config) -> Config:
     # Adam's steps are far below the grid of 16-bit weights, and nothing here rounds them stochastically
     dtype = "fp32" if config.dtype == "auto" and config.method == BACKPROPAGATION else config.dtype
     names = {kind: name for name, kind in models.DTYPES.items()}
-    return config.replace(
+    config = config.replace(
         dtype=names[models.precision(dtype, device)],
         eval_every=config.every,
         loss_over=config.loss_over or (None if only_options(config.task) else "tokens"),
@@ -139,10 +140,15 @@ def resolve(config: Config) -> Config:
         task=located(config.task) if _is_own(config.task) else config.task,
         data=_absolute(config.data) if config.data is not None else None,
     )
+    return decided(config)
 
 
 def prepare(
-    config: Config, *, splits: Sequence[str] = ("dev", "test"), tell: Callable[[str], None] = lambda text: None
+    config: Config,
+    *,
+    splits: Sequence[str] = ("dev", "test"),
+    tell: Callable[[str], None] = lambda text: None,
+    folder: Path = Path(),
 ) -> Workload:
     """Load and encode the data and the model; bad rows are reported before the model is loaded.
 
@@ -150,6 +156,7 @@ def prepare(
         config: resolved.
         splits: the splits to evaluate on.
         tell: is called with a line about each stage.
+        folder: of the run, where weights may rest in a file.
     """
     tokenizer = cache.tokenizer(config)
     choices = {name: value for name in ("turns", "ending", "metric") if (value := getattr(config, name)) is not None}
@@ -169,10 +176,11 @@ def prepare(
             raise ZeroBlockError(f"{task.name} has no {name} examples: give more rows")
     tell(f"loading {config.model} ({config.dtype}, {models.find_device(config.device)})")
     model: Any = cache.model(config.replace(device="cpu") if config.shard != "none" else config)  # sharded from there
+    limit = shelved(config, model, folder, tell)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_length
     longest -= virtual_tokens(model) + family.first_position(model)
     encoder = task.encoder(tokenizer, min(config.max_length, longest), masked=family.masked(model))
-    engine = engine_of(config, model)
+    engine = engine_of(config.replace(max_tokens=config.max_tokens or limit), model)
     demonstrations = Demonstrations(rows.train, config.shots, config.data_seed)
     over = config.loss_over or "tokens"
     evaluator = Evaluator(engine, tokenizer, task, encoder, demonstrations, config.calibrate, over)

@@ -1,0 +1,62 @@
+"""``zeroblock bench stream``: a step on streamed weights, beside the time of its copies and of its products."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ZeroBlockError
+
+
+def stream(
+    model: Annotated[str, typer.Option(help="The shape, with random weights: opt-13b, opt-30b, opt-66b, a folder.")],
+    encoded: Annotated[Path, typer.Option(help="Token ids of bench encode: a file, or a folder of TASK.jsonl.")],
+    task: Annotated[str, typer.Option(help="The task that they are of.")] = "sst2",
+    method: Annotated[str, typer.Option(help="A method of zeroblock methods.")] = "mezo_bcd",
+    memory: Annotated[str | None, typer.Option(help="Memory of the device to use, as in 4GB.")] = None,
+    offload: Annotated[str, typer.Option(help="Where the weights rest: host or disk.")] = "host",
+    batch_size: Annotated[str, typer.Option(help="Examples per step; several with commas between.")] = "16",
+    steps: Annotated[int, typer.Option(min=1, help="Steps that are timed, after two that are not.")] = 5,
+    dtype: Annotated[str, typer.Option(help="fp16, bf16 or fp32.")] = "fp16",
+    device: Annotated[str, typer.Option(help="auto, cuda, or cpu to rehearse it.")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per batch size.")] = False,
+    csv: Annotated[Path | None, typer.Option(help="Append the rows to this file.")] = None,
+) -> None:
+    """Measure steps on streamed weights, and how near they come to the longer of copying and computing.
+
+    For example: `zeroblock bench stream --model opt-13b --memory 4GB --encoded DIR --batch-size 16,64,256`
+    """
+    from .. import model as models
+    from ..amount import nbytes
+    from ..bench import batch
+    from ..bench.row import append
+    from ..bench.stream import StreamRow, measure
+    from ..task import get
+
+    sizes = [int(size) for size in batch_size.split(",") if size.strip().isdecimal()]
+    if not sizes or len(sizes) != len(batch_size.split(",")) or min(sizes) < 1:
+        raise ZeroBlockError(f"--batch-size takes numbers with commas between, such as 16,64, got {batch_size!r}")
+    pool = batch.read(encoded / f"{task}.jsonl" if encoded.is_dir() else encoded, get(task).over)
+    target = models.find_device(device)
+    if csv is not None:
+        append(csv, [], StreamRow)
+    rows = measure(
+        model, task, pool, method=method, dtype=models.precision(dtype, target), device=target,
+        offload="disk" if offload == "disk" else "host", memory=None if memory is None else nbytes(memory),
+        batch_sizes=sizes, steps=steps,
+    )  # fmt: skip
+    for row in rows:
+        if csv is not None:
+            append(csv, [row], StreamRow)
+        if json:
+            typer.echo(jsonlib.dumps(dataclasses.asdict(row)))
+            continue
+        typer.echo(
+            f"batch {row.batch_size:>4}, {row.tokens:>6,} tokens: {row.step_ms:8.1f} ms per step, {row.example_ms:.1f} "
+            f"per example; copies {row.copy_ms:.1f} at {row.bandwidth / 1e9:.1f} GB/s, products {row.compute_ms:.1f}: "
+            f"{row.of_bound:.0%} of the bound"
+        )

@@ -1,0 +1,146 @@
+"""Putting a model's weights on a shelf: which models can be, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from ..amount import nbytes
+from ..errors import ZeroBlockError, unknown
+from ..shard import is_spread
+from .mapped import Mapped
+from .memory import Division, divide
+from .region import Region
+from .shelf import RESIDENT, Layer, Shelf, forget, keep, layers_of, shelf_of
+from .streamed import MIN_BUFFERS, Streamed
+
+Offload = Literal["host", "disk"]
+PLACES: tuple[Offload, ...] = ("host", "disk")
+
+
+@torch.no_grad()
+def shelve(
+    model: nn.Module,
+    to: Offload = "host",
+    *,
+    device: torch.device | str | None = None,
+    memory: str | int | Division | None = None,
+    folder: str | Path = ".",
+    dtype: torch.dtype | None = None,
+) -> Shelf:
+    """Let a model's weights rest in memory of the host or on a disk, and come to the device layer by layer.
+
+    Call it on a loaded model, before the engine and the optimizer are built on it; losses and weights are the same to
+    the bit as with weights that rest on the device.
+
+    >>> shelf = shelve(model, "host", device="cuda", memory="8GB")  # doctest: +SKIP
+    >>> engine, optimizer = zb.Engine(model), zb.mezo_bcd(model, lr=1e-6)  # doctest: +SKIP
+
+    Args:
+        model: with layers in a ``ModuleList``; its weights are anywhere, as memory mapped from safetensors at best. The
+            files they came from are only read.
+        to: ``"host"``: pinned memory. ``"disk"``: a file of the run's own, which is gone when the process ends.
+        device: where the model computes; the GPU by default, if there is one.
+        memory: of the device, for weights, copies and rows: "8GB", bytes, or how it is divided. By default only the
+            layers that are needed next are on the device.
+        folder: where the file goes.
+        dtype: that weights are converted to on their way, tensor by tensor; by default they stay as they are.
+    """
+    if to not in PLACES:
+        raise unknown("place for weights:", to, PLACES)
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if target.type == "cuda" and target.index is None:
+        target = torch.device("cuda", torch.cuda.current_device())  # as tensors name it
+    _unhook(model)
+    _check(model)
+    if isinstance(memory, str):
+        memory = nbytes(memory)
+    layers, others = layers_of(model, dtype)
+    if not layers:
+        raise ZeroBlockError(f"{type(model).__name__} has no list of layers that could be streamed: leave out offload")
+    silent = next((m for one in layers if (m := one.module) and type(m).forward is nn.Module.forward), None)
+    if silent is not None:
+        raise ZeroBlockError(
+            f"the layers of {type(model).__name__} are never called (a {type(silent).__name__} has no forward), so "
+            "nobody can tell when they run: leave out offload"
+        )
+    in_place = to == "disk" and target.type == "cpu"
+    groups = [*layers, others] if in_place else layers
+    total = sum(group.layout.nbytes for group in groups)
+    division = divide(model, memory, dtype=dtype) if isinstance(memory, int) and not in_place else memory
+    region = Region.file(total, folder) if to == "disk" else Region.memory(total)
+    start = 0
+    for group in groups:
+        group.lay(region, start)
+        start += group.layout.nbytes
+    shelf: Shelf
+    if in_place:
+        shelf = Mapped(layers, region, _kept(layers, others, division))
+    else:
+        for tensor, slot in zip(others.tensors, others.layout.slots, strict=True):
+            tensor.data = tensor.data.to(target, slot.dtype)
+        if to == "host" and target.type == "cuda":
+            region.pin(layer.span for layer in layers)
+        buffers = division.buffers if isinstance(division, Division) else MIN_BUFFERS + 1
+        shelf = Streamed(layers, region, target, buffers)
+    keep(model, shelf)
+    return shelf
+
+
+def _kept(layers: Sequence[Layer], others: Layer, memory: int | Division | None) -> int:
+    """How many layers stay in memory on the CPU: all, if no memory is given."""
+    if memory is None:
+        return len(layers)
+    if isinstance(memory, Division):
+        return memory.stay
+    layer = max(one.layout.nbytes for one in layers)
+    return max(0, (memory - others.layout.nbytes) // layer - 2 * MIN_BUFFERS)  # copies, and the layers on their way
+
+
+def unshelve(model: nn.Module) -> None:
+    """Let a model's weights stay where they rest now, on the host, as ordinary tensors."""
+    shelf_of(model).close()
+    forget(model)
+
+
+def _check(model: nn.Module) -> None:
+    """Refuse a model whose weights cannot be streamed."""
+    if shelf_of(model) is not RESIDENT:
+        raise ZeroBlockError("the weights of this model are on a shelf already: unshelve it first")
+    compiled = any(
+        getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+        for module in model.modules()
+    )
+    if compiled or any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ZeroBlockError("compiled and scripted models hold on to their weights: give the plain model")
+    for name, param in model.named_parameters():
+        if is_spread(param):
+            raise ZeroBlockError(
+                f"{name!r} is sharded over several processes, which divides the memory already: leave out offload, or "
+                "run one process"
+            )
+        if param.is_meta:
+            raise ZeroBlockError(f"{name!r} is on the meta device; load the weights first")
+
+
+def _unhook(model: nn.Module) -> None:
+    """Take off the hooks with which Accelerate streams weights: its places on host and disk are read, then dropped.
+
+    Its hooks copy every tensor anew at every call, know nothing of steps, and keep weights on the meta device.
+    """
+    if not any(hasattr(module, "_hf_hook") for module in model.modules()):
+        return
+    from accelerate.hooks import remove_hook_from_module  # type: ignore[import-untyped]
+
+    remove_hook_from_module(model, recurse=True)
+    left = next((name for name, param in model.named_parameters() if param.is_meta), None)
+    if left is not None:
+        raise ZeroBlockError(
+            f"{left!r} is offloaded by Accelerate and does not come back when its hooks are removed: load the model "
+            "without device_map, then call shelve"
+        )
+    vars(model).pop("hf_device_map", None)

@@ -1,0 +1,106 @@
+"""The memory in which weights rest: pinned memory of the host, or a file that belongs to the run alone."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ZeroBlockError
+from .layout import PAGE_BYTES, Span
+
+
+class Region:
+    """One mapping of bytes.
+
+    Args:
+        mapping: anonymous, or of a file.
+    """
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._mapping = mapping
+        self.flat: Tensor = torch.frombuffer(mapping, dtype=torch.uint8)
+        """All of its bytes."""
+        self.pinned = False
+        """Whether a GPU can read it without help of the host."""
+
+    @classmethod
+    def memory(cls, nbytes: int) -> Region:
+        """Memory of the host."""
+        mapping = mmap.mmap(-1, max(nbytes, PAGE_BYTES))
+        with contextlib.suppress(AttributeError, OSError):
+            mapping.madvise(mmap.MADV_HUGEPAGE)  # pinning takes time per page
+        return cls(mapping)
+
+    @classmethod
+    def file(cls, nbytes: int, folder: str | Path) -> Region:
+        """A file without a name in a folder: nobody else can open it, and it is gone when this process ends or dies.
+
+        Args:
+            nbytes: its size.
+            folder: on the disk that is to hold it; the nearest folder above it that exists.
+        """
+        place = Path(folder).expanduser().resolve()
+        while not place.is_dir():
+            place = place.parent
+        nbytes = max(nbytes, PAGE_BYTES)
+        try:
+            with tempfile.TemporaryFile(dir=place, prefix=".zeroblock-weights-") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk shows now, and not as a bus error
+                else:
+                    os.ftruncate(file.fileno(), nbytes)
+                return cls(mmap.mmap(file.fileno(), nbytes))
+        except OSError as error:
+            raise ZeroBlockError(
+                f"the run's own copy of the weights takes {nbytes / 1e9:.1f} GB in {place} "
+                f"({error.strerror or error}): free some space, or give an --out on another disk"
+            ) from error
+
+    def pin(self, spans: Iterable[Span]) -> bool:
+        """Let a GPU read these parts without help of the host; False where the system refuses.
+
+        torch's own pinned memory would take the next power of two for every layer.
+        """
+        cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        done: list[int] = []
+        for start, stop in spans:
+            address = self.flat.data_ptr() + start
+            if int(cudart.cudaHostRegister(address, stop - start, 0)):
+                for known in done:
+                    cudart.cudaHostUnregister(known)
+                with contextlib.suppress(RuntimeError):  # CUDA reports the refusal once more, to whoever comes next
+                    torch.zeros(1, device="cuda")
+                return False
+            done.append(address)
+        weakref.finalize(self, _unpin, self.flat, done).atexit = False  # it keeps the memory until then
+        self.pinned = True
+        return True
+
+    def soon(self, span: Span) -> None:
+        """Have the system read a part ahead."""
+        self._advise("MADV_WILLNEED", span)
+
+    def drop(self, span: Span) -> None:
+        """Let the system have the memory of a part back; a part of a file is kept there."""
+        self._advise("MADV_DONTNEED", span)
+
+    def _advise(self, name: str, span: Span) -> None:
+        option = getattr(mmap, name, None)
+        if option is not None and span[1] > span[0]:
+            with contextlib.suppress(OSError):  # only advice
+                self._mapping.madvise(option, span[0], span[1] - span[0])
+
+
+def _unpin(flat: Tensor, addresses: list[int]) -> None:
+    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    for address in addresses:
+        cudart.cudaHostUnregister(address)

@@ -1,0 +1,121 @@
+"""Runs whose weights rest in a file of their own: the same numbers, and nobody's files change."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loop_toy import Kill, kept, settings
+from typer.testing import CliRunner
+
+import zeroblock as zb
+from toy import same, snapshot
+from zeroblock.amount import nbytes
+from zeroblock.cli import app
+from zeroblock.errors import ZeroBlockError
+from zeroblock.model import load
+from zeroblock.offload import Division, divide, shelf_of
+from zeroblock.offload.mapped import Mapped
+from zeroblock.report.view import Quiet
+from zeroblock.train import resume, run
+from zeroblock.train.workload import resolve
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+
+
+class _Notes(Quiet):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_a_run_on_a_file(llama: Path, data: Path, tmp_path: Path, models: list[Any]) -> None:
+    before = _digests(llama)
+    config = settings(llama, data, dtype="bf16", steps=6, eval_every=3, eval_limit=10)
+    run(config, tmp_path / "resident")
+    offloaded, notes = config.replace(offload="disk"), _Notes()
+    stopped = run(offloaded, tmp_path / "offloaded", Kill(4))
+    assert stopped.steps == 4
+    resume(tmp_path / "offloaded", notes)  # from the base and the journal: the file of the first sitting is gone
+    assert any("file of the run's own" in line for line in notes.lines)
+    assert isinstance(shelf_of(models[-1]), Mapped)
+    assert same(snapshot(models[0]), snapshot(models[-1]))
+    assert kept(tmp_path / "resident") == kept(tmp_path / "offloaded")
+    assert _digests(llama) == before
+    assert not [file for file in (tmp_path / "offloaded").iterdir() if "weights" in file.name]
+
+
+def test_weights_on_a_file_take_no_memory(llama: Path, tmp_path: Path) -> None:
+    model: Any = load(str(llama), "fp32", "cpu", lazy=True)
+    own = {param.data_ptr() for param in model.parameters()}
+    shelf = zb.shelve(model, "disk", device="cpu", folder=tmp_path / "not" / "there")
+    assert isinstance(shelf, Mapped)
+    start, stop = shelf.region.flat.data_ptr(), shelf.region.flat.data_ptr() + len(shelf.region.flat)
+    assert all(start <= param.data_ptr() < stop for param in model.parameters())
+    assert own.isdisjoint(param.data_ptr() for param in model.parameters())
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{start:x}-" in line.split()[0]]
+    assert len(mapped) == 1
+    assert "s" in mapped[0].split()[1]  # shared with its file: what is written need not stay in memory
+    assert "(deleted)" in mapped[0]
+    assert os.listdir(tmp_path) == []
+
+
+def test_settings(llama: Path, data: Path, tmp_path: Path) -> None:
+    assert nbytes("500 MB") == 500_000_000
+    for wrong in ("8", "GB", "0GB", "8XB"):
+        with pytest.raises(ZeroBlockError, match="amount of memory"):
+            settings(llama, data, memory=wrong)
+    with pytest.raises(ZeroBlockError, match="leave out --offload"):
+        settings(llama, data, method="ft", offload="host")
+    with pytest.raises(ZeroBlockError, match="use --offload disk"):
+        resolve(settings(llama, data, offload="host"))
+    assert resolve(settings(llama, data, memory="1GB")).offload is None  # all of it fits
+    with pytest.raises(ZeroBlockError, match=r"are too few.*give --memory"):
+        resolve(settings(llama, data, memory="30KB"))
+
+
+def test_memory_is_divided(llama: Path) -> None:
+    model = load(str(llama), "fp32", "cpu")
+    found = [divide(model, size) for size in range(700_000, 4_000_000, 100_000)]
+    for one in found:
+        assert one.used <= one.memory
+        assert 2 <= one.buffers <= one.layers
+    assert [one.tokens for one in found] == sorted(one.tokens for one in found)  # long rows come first
+    assert found[0].tokens < found[-1].tokens
+    half = divide(model, 1_000_000, dtype=torch.bfloat16)
+    assert (half.layer, half.outside) == (found[0].layer // 2, found[0].outside // 2)
+    assert divide(model, 4_000_000, kept=2_000_000).tokens < divide(model, 4_000_000).tokens
+    thirteen = Division(4 * 10**9, 40, 629 * 10**6, 536 * 10**6, 629 * 10**6, 0, 755 * 10**6, 3072, 3)
+    assert "0 of 40 layers stay, 40 are streamed" in thirteen.describe()
+    assert dataclasses.replace(thirteen, buffers=40).stay == 40
+
+
+def test_bench_stream(llama: Path, tmp_path: Path) -> None:
+    rows = [{"context": [k + 3] * (k + 2), "options": [[5], [6, 7]], "label": k % 2} for k in range(6)]
+    (tmp_path / "sst2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--model", str(llama), "--encoded", str(tmp_path), "--device", "cpu", "--dtype", "fp32", "--steps", "1"]
+    shown = CliRunner().invoke(app, ["bench", "stream", *flags, "--batch-size", "2,4", "--json"])
+    assert shown.exit_code == 0, shown.output
+    found = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert [one["batch_size"] for one in found] == [2, 4]
+    assert all(one["copy_ms"] > 0 and one["compute_ms"] > 0 for one in found)
+
+
+def test_plan_says_it(llama: Path, data: Path) -> None:
+    flags = ["--model", str(llama), "--task", "sst2", "--data", str(data), "--device", "cpu", "--seconds", "0"]
+    shown = CliRunner().invoke(app, ["plan", *flags, "--offload", "disk", "--memory", "1MB", "--json"])
+    assert shown.exit_code == 0, shown.output
+    found = json.loads(shown.stdout)
+    assert found["division"]["tokens"] == 256
+    assert found["expected_bytes"] >= found["division"]["row"]
+    assert found["timing"]["steps"] >= 3  # it was measured
