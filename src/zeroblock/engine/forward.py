@@ -18,6 +18,7 @@ from ..direction import Point
 from ..errors import ZeroBlockWarning
 from ..exclusive import exclusive
 from ..run.graph import Graphs
+from ..shard import is_spread
 from ..step import Call, Tape
 from .anatomy import Anatomy, ForkError
 from .attention import attending, configs
@@ -44,6 +45,8 @@ class Forward:
         self.numel = sum(p.numel() for p in model.parameters())
         self.devices = {p.device for p in model.parameters()}
         """Where the model lies; on several devices its layers move what they are given."""
+        self.spread = any(map(is_spread, model.parameters()))
+        """Whether processes gather the weights together, so that all run as many passes, whatever their rows."""
         self.anatomy = Anatomy(model)
         self.configs = configs(model)
         self.masked = family.masked(model)
