@@ -114,7 +114,7 @@ def _check_shards(config: Config, rows: int, parts: int) -> None:
     refusals = {
         "needs several ranks that share the data: give --parallel data": rows == 1,
         f"needs as many parts of a batch (--shares) on every rank, and {rows} do not divide {parts}: start a number of "
-        "ranks that does": parts % rows,
+        "ranks that does, or take --shard none": parts % rows,
         "is for the model's own weights: leave out --lora and --prefix": config.adapter is not None,
         "is for weights of 16 and 32 bits: leave out --weights": config.weights is not None,
         "is for the objective loss, which takes one pass per point": config.objective != "loss",
