@@ -103,6 +103,12 @@ def whole(param: Tensor) -> Tensor:
     return cast(Tensor, cast(Any, param).full_tensor()).detach() if is_spread(param) else param.detach()
 
 
+def is_lost(error: BaseException) -> bool:
+    """Whether an error says that another process did not answer, in the words of torch's libraries."""
+    words = ("gloo", "nccl", "pair closure", "by peer")
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+
+
 def box_of(name: str, param: Any) -> Box | None:
     """Where the shard of this process lies in a tensor; None where it holds the tensor whole.
 

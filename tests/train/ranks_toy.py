@@ -16,11 +16,19 @@ import torch
 import torch.distributed as dist
 from pool import Pool
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
+from zeroblock.engine import Engine, objective
+from zeroblock.method import METHODS
+from zeroblock.model import load
 from zeroblock.report.view import Progress, Quiet
 from zeroblock.shard import whole
+from zeroblock.task.encoding import Encoded
 from zeroblock.train import Config, joint, make, resume, run
+from zeroblock.train.meeting import Meetings
+from zeroblock.train.peers import Peers
 from zeroblock.train.session import Session
+from zeroblock.train.stop import Stop, Stopped
 
 PRELOAD = (
     "ranks_toy", "zeroblock.cli", "zeroblock.train.loop", "transformers.models.llama.modeling_llama",
@@ -107,6 +115,35 @@ def travelled(
             else {"run": run, "make": make}[how](Config.of(values), folder, view)
         )
     return result.steps, result.reason, result.code, digest(models[-1])
+
+
+def met() -> list[bool]:
+    """Whether ranks stop, at two meetings after the end of the time, of which only some ranks think it counts."""
+    stopped = []
+    for believer in range(2):
+        try:
+            Meetings(Peers.here(), Stop(0.0)).check(1, clock=dist.get_rank() == believer, left=float)
+            stopped.append(False)
+        except Stopped:
+            stopped.append(True)
+    return stopped
+
+
+def passes(path: str) -> list[int]:
+    """Forward passes of a sharded model for two probes, on a short batch and on a long one."""
+    model, counts = load(path, "fp32", "cpu"), []
+    fully_shard(model)
+    optimizer = METHODS["mezo_bcd"](model, lr=0.0, probes=2, parallel="data")
+    engine = Engine(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objective, "POINT_TOKENS", 64)
+        for size in (3, 30):
+            calls: list[int] = []
+            hook = model.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+            engine.objective([Encoded((5,) * size, ((6,), (7,)))], [0]).measure(optimizer.plan().points)
+            hook.remove()
+            counts.append(len(calls))
+    return counts
 
 
 def commanded(arguments: list[str], kills: list[tuple[int, int]]) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 from loop_toy import kept, lines
 from pool import Pool
-from ranks_toy import PRELOAD, absent, commanded, digest, four, made, travelled, two  # noqa: F401 (fixtures)
+from ranks_toy import PRELOAD, absent, commanded, digest, four, made, met, passes, travelled, two  # noqa: F401 (fixtures)
 from typer.testing import CliRunner
 
 import run_toy
@@ -23,7 +23,7 @@ import zeroblock as zb
 from zeroblock.cli import app
 from zeroblock.journal import read
 from zeroblock.model import load
-from zeroblock.train.launch import Launch
+from zeroblock.train.launch import Launch, leave
 
 KILLS = int(os.environ.get("ZEROBLOCK_TEST_KILLS", "2"))
 """How often a rank is killed; 20 take some minutes."""
@@ -100,9 +100,10 @@ def test_a_sharded_run_goes_on_with_whole_weights(base: dict[str, Any], tmp_path
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"shares": 3}, "2 do not divide 3"),
+        ({"shares": 3}, "2 do not divide 3: start a number of ranks that does, or take --shard none"),
         ({"parallel": "probes", "probes": 2}, "give --parallel data"),
         ({"max_tokens": 100}, "leave out --max-tokens"),
+        ({"graphs": "on"}, "leave out --graphs on"),
         ({"lora": "r=2,targets=q"}, "leave out --lora"),
     ],
     ids=str,
@@ -116,6 +117,16 @@ def test_shards_say_what_they_need(
 ) -> None:
     outcomes = two.outcomes(travelled, "run", base | {"shard": "fsdp"} | settings, str(tmp_path / "run"))
     assert all(outcome.kind == "RankError" and reason in outcome.message for outcome in outcomes)
+
+
+def test_ranks_stop_together(two: Pool) -> None:  # noqa: F811
+    """Rank 0 says whether the end of the time counts: on a GPU it may have heard of steps that others have not."""
+    assert two.run(met) == [[True, False]] * 2
+
+
+def test_ranks_that_gather_weights_take_the_same_passes(llama: Path, two: Pool) -> None:  # noqa: F811
+    """A rank with a long row would otherwise wait for ever for the others, which need fewer passes for theirs."""
+    assert two.run(passes, str(llama)) == [[2, 2]] * 2
 
 
 @pytest.mark.parametrize(
@@ -151,7 +162,7 @@ def test_evaluations_are_shared(base: dict[str, Any], tmp_path: Path, two: Pool)
     assert lines(tmp_path / "many") == lines(tmp_path / "alone")
 
 
-@pytest.mark.parametrize("other", ["version", "model", "data", "setting"])
+@pytest.mark.parametrize("other", ["version", "model", "data", "setting", "snapshots"])
 def test_a_rank_that_differs_is_refused_by_name(
     other: str,
     base: dict[str, Any],
@@ -172,6 +183,9 @@ def test_a_rank_that_differs_is_refused_by_name(
         file.write_text(file.read_text().replace('"label": 0', '"label": 1', 3))
         outcomes = two.outcomes(travelled, "run", base, str(out), own={1: {"data": str(rows)}})
         message = "rank 1 has training data with the fingerprint "
+    elif other == "snapshots":  # which the ranks make together
+        outcomes = two.outcomes(travelled, "run", base, str(out), own={1: {"snapshot_every": 3}})
+        message = "rank 1 has the setting snapshot_every 3, rank 0 has 0: give all of them the same settings"
     else:
         outcomes = two.outcomes(travelled, "run", base, str(out), own={1: {"lr": 1e-4}})
         message = "rank 1 has the setting lr 0.0001, rank 0 has 0.001: give all of them the same settings"
@@ -188,13 +202,15 @@ def test_one_bit_is_noticed_before_anything_is_saved(base: dict[str, Any], tmp_p
     assert '"step": 4,' in (tmp_path / "run" / "checksums.jsonl").read_text().splitlines()[-1]
 
 
-def test_a_stopped_rank_ends_the_run_which_goes_on(base: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("shard", ["none", "fsdp"])
+def test_a_stopped_rank_ends_the_run_which_goes_on(shard: str, base: dict[str, Any], tmp_path: Path) -> None:
     values = base | {"shares": 2}
     whole = travelled("run", values, str(tmp_path / "whole"))
     out = tmp_path / "run"
     with Pool(2, timeout_s=6.0, preload=PRELOAD) as pool:
-        pool.send(travelled, "run", values, str(out), freeze=(1, 5, 12.0))
+        pool.send(travelled, "run", values | {"shard": shard}, str(out), freeze=(1, 5, 12.0))
         outcome = pool.answer(0)
+        pool.processes[1].kill()  # nobody waits for it any more
     assert "rank 1 no longer answers" in outcome.message
     assert "continues from it" in outcome.message
     assert len(read(out).records) in (6, 7)  # rank 0 may have heard of a step more
@@ -253,6 +269,22 @@ def test_a_rank_that_fails_ends_by_its_own_status() -> None:
     code = "import atexit, os; from zeroblock.train.launch import leave; atexit.register(os.abort); leave(2)"
     environment = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": str(Path(zb.__file__).parents[1])}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 2
+
+
+def test_leaving_needs_no_sound_environment_and_no_reader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RANK", "one")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    before = signal.getsignal(signal.SIGTERM)
+    with (tmp_path / "closed").open("w") as gone:
+        pass
+    monkeypatch.setattr(sys, "stdout", gone)
+    try:
+        leave(2)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert codes == [2]
 
 
 def test_what_needs_torchrun(base: dict[str, Any], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ZeroBlockError, ZeroBlockWarning, shown
-from ..train.launch import Launch, leave
+from ..train.launch import leave
 from ..train.peers import RankError
 from . import (
     apply,
@@ -140,7 +140,7 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         leave(_fail(f"{where}{error.strerror or error}", 2))
     except Exception:
-        if Launch.of() is None:
+        if "RANK" not in os.environ:
             raise
         traceback.print_exc()
         leave(1)

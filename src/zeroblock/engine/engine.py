@@ -17,7 +17,6 @@ from ..errors import Renamed, ZeroBlockError, ZeroBlockWarning
 from ..exclusive import exclusive
 from ..ranks.wrapper import unwrapped
 from ..run.graph import Graphs
-from ..shard import is_spread
 from ..task.encoding import Encoded
 from . import bridge, trial
 from .forward import Forward
@@ -83,8 +82,7 @@ class Engine(Forward):
         on_gpu = self.device.type == "cuda"
         if graphs and not on_gpu:
             raise ZeroBlockError(f"graphs are captured on a CUDA device, the model is on {self.device}; leave them out")
-        spread = any(map(is_spread, model.parameters()))
-        if graphs and (spread or len(self.devices) > 1):
+        if graphs and (self.spread or len(self.devices) > 1):
             raise ZeroBlockError(
                 "graphs capture steps on whole weights on one device, and this model's are sharded, or on several "
                 "devices; leave them out"
@@ -95,11 +93,11 @@ class Engine(Forward):
                 "address: leave it out (a launch takes no time beside the copy of a layer)"
             )
         self.max_tokens = max_tokens or (GPU_MAX_TOKENS if on_gpu else None)
-        if on_gpu and not spread:
+        if on_gpu and not self.spread:
             self.fusions = find(model, "cuda", self.shelf.showing)
         self.packed = trial.packs(self, self._multiples(0))
         self.forked = fork and self.packed
-        captures = on_gpu and not spread and len(self.devices) == 1
+        captures = on_gpu and not self.spread and len(self.devices) == 1
         self.coarse = self.forked and (captures if graphs is None else graphs)
         self.graphs = Graphs() if self.coarse and not self.shelf.streams else None
         if self.graphs is not None:

@@ -19,6 +19,7 @@ from ..errors import ZeroBlockWarning
 from ..exclusive import exclusive
 from ..offload.shelf import shelf_of
 from ..run.graph import Graphs
+from ..shard import is_spread
 from ..step import Call, Tape
 from .anatomy import Anatomy, ForkError
 from .attention import attending, configs
@@ -49,6 +50,8 @@ class Forward:
         self.numel = sum(p.numel() for p in model.parameters())
         self.devices = set(map(self.shelf.place, model.parameters()))
         """Where the model lies; on several devices its layers move what they are given."""
+        self.spread = any(map(is_spread, model.parameters()))
+        """Whether processes gather the weights together, so that all run as many passes, whatever their rows."""
         self.anatomy = Anatomy(model)
         self.configs = configs(model)
         self.masked = family.masked(model)

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from ..closure import evaluation
 from ..direction import Member, Point
+from ..errors import ZeroBlockError
 from ..exclusive import BusyError, exclusive
 from ..plan import Plan
+from ..shard import is_lost
 from ..step import Call, Objective, Staged, Tape
 from .anatomy import ForkError
 from .fork import scratch
@@ -70,11 +72,14 @@ class BatchObjective(Objective):
     @torch.no_grad()
     def measure(self, points: Sequence[Point]) -> Tensor:
         if self.forward.forked:
+            self._check_alike()
             try:
                 return self.losses(points).double().cpu()
             except (torch.OutOfMemoryError, BusyError):
                 raise
             except Exception as error:  # models of any family may fail on the rows of several points
+                if self.forward.spread and is_lost(error):
+                    raise
                 self.forward.unfork(str(error) if isinstance(error, ForkError) else one_line(error))
         return super().measure(points)
 
@@ -145,7 +150,8 @@ class BatchObjective(Objective):
         """(points,) the loss at each point in fp32, or one at the weights as they are."""
         sums, tokens = [], []
         for row, labels in self._placed:
-            some = [points] if tape is not None else passes(points, row.tokens.numel())
+            tokens_each = POINT_TOKENS if self.forward.spread else row.tokens.numel()  # as many passes on all processes
+            some = [points] if tape is not None else passes(points, tokens_each)
             totals = torch.cat([self.forward.totals(row, part, tape=tape) for part in some])
             if self._by_token:
                 sums.append(-totals.sum(-1))
@@ -153,6 +159,15 @@ class BatchObjective(Objective):
             else:
                 sums.append(_losses(totals, row, labels, self.over).sum(-1))
         return torch.stack(sums).sum(0) / (torch.stack(tokens).sum() if self._by_token else self.examples)
+
+    def _check_alike(self) -> None:
+        """Refuse rows that only some of the processes would measure one point after another."""
+        if self.forward.spread and any(isinstance(row, Padded) for row, _ in self.rows):
+            raise ZeroBlockError(
+                f"an example is longer than the {self.forward.max_length:,} tokens that the model looks back over, and "
+                "cannot be forked, while processes that hold its weights together run the same passes: leave such "
+                "examples out (--train-tokens), or measure one point after another (--engine sequential)"
+            )
 
     @property
     def _by_token(self) -> bool:

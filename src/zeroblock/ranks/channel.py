@@ -70,7 +70,7 @@ class Channel:
             self._wait(work)
             return out.cpu().view(self.ranks.size, *message.shape)
         except RuntimeError as error:
-            raise self._broken(error) from error
+            raise self.broken(error) from error
 
     def submit(self, message: Tensor, out: Tensor) -> Tensor:
         """The same on the GPU, on the current stream, without waiting: it can be captured.
@@ -129,7 +129,7 @@ class Channel:
         try:
             return out, gather_into(out, sent, group=self.ranks.group, async_op=True)
         except RuntimeError as error:
-            raise self._broken(error) from error
+            raise self.broken(error) from error
 
     def _wait(self, work: Any, most_s: float = math.inf) -> None:
         """Wait for the others, and look now and then whether one of them, or the user, has given up."""
@@ -163,7 +163,7 @@ class Channel:
             return self._store is not None and bool(self._store.check([key]))
         return False
 
-    def _broken(self, error: Exception) -> ZeroBlockError:
+    def broken(self, error: Exception) -> ZeroBlockError:
         """The error for a message that did not come through: calls the roll, so that missing ranks are named."""
         self._give_up()
         end = time.monotonic() + ROLL_CALL_S

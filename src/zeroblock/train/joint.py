@@ -31,6 +31,8 @@ UNSPLIT_TOKENS = 1 << 30
 """Most tokens of a row where weights are sharded: ranks that split theirs differently would wait for one another."""
 OWN = ("model", "task", "trust_remote_code")
 """Settings that may differ between ranks: paths on their machines, whose contents are compared."""
+COMMON = ("parallel", "shard", "engine", "snapshot_every", "max_minutes")
+"""Settings of EXECUTION that may not: they decide when ranks wait for one another."""
 
 
 @contextlib.contextmanager
@@ -112,10 +114,11 @@ def _check_shards(config: Config, rows: int, parts: int) -> None:
     refusals = {
         "needs several ranks that share the data: give --parallel data": rows == 1,
         f"needs as many parts of a batch (--shares) on every rank, and {rows} do not divide {parts}: start a number of "
-        "ranks that does": parts % rows,
+        "ranks that does, or take --shard none": parts % rows,
         "is for the model's own weights: leave out --lora and --prefix": config.adapter is not None,
         "is for weights of 16 and 32 bits: leave out --weights": config.weights is not None,
         "is for the objective loss, which takes one pass per point": config.objective != "loss",
+        "takes steps that cannot be captured: leave out --graphs on": config.graphs == "on",
         "does not split rows: leave out --max-tokens, and lower --batch-size": config.max_tokens is not None,
     }
     for reason, refused in refusals.items():
@@ -181,7 +184,8 @@ def load(
     """
 
     def mine() -> Workload:
-        workload = prepare(config, tell=tell, folder=out)
+        at = config if config.shard == "none" else config.replace(device="cpu")  # sharded from there
+        workload = dataclasses.replace(prepare(at, tell=tell, folder=out), config=config)
         check(workload)
         return workload
 
@@ -189,7 +193,7 @@ def load(
         return mine()
     peers.agree({"zeroblock": __version__, "torch": torch.__version__}, "install the same version on all of them")
     settings = dataclasses.asdict(config)
-    own = {*EXECUTION, *OWN} - {"parallel", "shard", "engine"}
+    own = {*EXECUTION, *OWN} - {*COMMON}
     common = {name: value for name, value in settings.items() if name not in own}
     peers.agree({f"the setting {name}": value for name, value in common.items()}, "give all of them the same settings")
     workload = peers.together(mine)

@@ -59,10 +59,10 @@ class Meetings:
         now = time.monotonic()
         rate = 0.0 if self._last is None else (step - self._last[0]) / max(now - self._last[1], 1e-6)
         ahead = max(1, min(MAX_STEPS_BETWEEN, int(rate * MEETING_SECONDS)))
-        answers = self.peers.each(lambda: (self.stop.signal, self.stop.late, step + ahead, left(step)))
-        _, self._late, self._next, remaining = answers[0]
+        answers = self.peers.each(lambda: (self.stop.signal, self.stop.late, clock, step + ahead, left(step)))
+        _, self._late, ends, self._next, remaining = answers[0]  # a rank may have heard of fewer steps than rank 0
         self._last, self._left = (step, now), (step, remaining)
-        if (clock and self._late) or any(signal is not None for signal, *_ in answers):
+        if (ends and self._late) or any(signal is not None for signal, *_ in answers):
             raise Stopped
 
     def settle(self) -> None:

@@ -24,6 +24,7 @@ from ..report.summary import ADAPTER, select_measured, summarize
 from ..report.track import Silent, Tracker, tracker
 from ..report.view import Meter, View, peak_memory
 from ..run.queue import MAX_STEPS
+from ..shard import is_lost
 from . import snapshot
 from .batch import Batches
 from .folder import Folder
@@ -204,8 +205,10 @@ class Session:
                 self._flush()
                 self._sync()
                 return Result(self.folder.path, self.recorded, None, stop.reason, stop.code)
-            except Exception:
+            except Exception as error:
                 self._rescue()
+                if self.sharded and self.peers.size > 1 and is_lost(error):  # in a pass, which has not named anybody
+                    raise self.peers.channel.broken(error) from error
                 raise
             self._flush()
             self._sync()  # a journal that was lost is an error now, and not a summary

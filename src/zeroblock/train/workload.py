@@ -175,7 +175,7 @@ def prepare(
         if not getattr(rows, name):
             raise ZeroBlockError(f"{task.name} has no {name} examples: give more rows")
     tell(f"loading {config.model} ({config.dtype}, {models.find_device(config.device)})")
-    model: Any = cache.model(config.replace(device="cpu") if config.shard != "none" else config)  # sharded from there
+    model: Any = cache.model(config)
     limit = shelved(config, model, folder, tell)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_length
     longest -= virtual_tokens(model) + family.first_position(model)
