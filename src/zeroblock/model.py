@@ -165,9 +165,11 @@ def load(
     elif quantised and weights is not None:
         shape = config(name, trust_remote_code=trust_remote_code)
         options |= {"dtype": kind, "trust_remote_code": trust_remote_code}
-        with bars(), _without_advice():
-            source, auto = _source(name)[0], auto_class(shape)
-            model, report, given = checkpoint.load(name, source, shape, auto, weights, **options)
+
+        def read(source: str, **options: Any) -> Any:
+            return checkpoint.load(name, source, shape, auto_class(shape), weights, **options)
+
+        model, report, given = _read(read, name, "model", **options)
         _check(name, report)
     else:
         if quantised:
@@ -185,6 +187,8 @@ def load(
         _check(name, report)
         if getattr(model, "_hf_peft_config_loaded", False):
             raise ZeroBlockError(f"{name} is an adapter on the hub: hf download {name} --local-dir DIR, then give DIR")
+    if weights is not None and is_quantised(model):
+        raise ZeroBlockError(f"{name} is quantised already: leave out --weights")
     if weights is not None and adapter is None:  # matrices reach the device one by one, as integers
         return store_(model.eval(), weights, given=given, device=target).to(target)
     model = _adapted(model if is_quantised(model) else model.to(target), name, adapter).eval()
@@ -339,6 +343,8 @@ def _read(reader: Callable[..., Any], name: str, kind: str, **options: Any) -> A
     try:
         with bars(), _without_advice():
             return reader(source, **options)
+    except ZeroBlockError:
+        raise
     except Exception as error:  # a missing file, package or network, each in its own kind of exception
         if "trust_remote_code" in str(error) and not options.get("trust_remote_code"):
             raise ZeroBlockError(
