@@ -144,12 +144,17 @@ def load(
         if adapter is not None or random_weights:
             what = "--random-weights" if random_weights else "--lora or --prefix"
             raise ZeroBlockError(f"{name} is an adapter, which is trained further as it is: leave out {what}")
-        base = load(adapters.base_of(name), dtype, device, trust_remote_code=trust_remote_code, **options)
-        return store_(_adapted(base, name, None), weights)
+        own, target, given = adapters.base_of(name), find_device(device), None
+        if weights is not None and is_stored_quantised(own, trust_remote_code=trust_remote_code):
+            options |= {"dtype": precision(dtype, target), "trust_remote_code": trust_remote_code}
+            base, given = _with_integers(own, weights, **options)
+        else:
+            base = load(own, dtype, device, trust_remote_code=trust_remote_code, **options)
+        return store_(_adapted(base.to(target) if given else base, name, None), weights, given=given)
     target = find_device(device)
     kind = precision(dtype, target)
     model: nn.Module
-    given: dict[nn.Module, Given] | None = None
+    given = None
     quantised = not random_weights and is_stored_quantised(name, trust_remote_code=trust_remote_code)
     if random_weights:
         shape = config(name, trust_remote_code=trust_remote_code)
@@ -163,14 +168,8 @@ def load(
             f"hub with facebook/{name}"
         )
     elif quantised and weights is not None:
-        shape = config(name, trust_remote_code=trust_remote_code)
         options |= {"dtype": kind, "trust_remote_code": trust_remote_code}
-
-        def read(source: str, **options: Any) -> Any:
-            return checkpoint.load(name, source, shape, auto_class(shape), weights, **options)
-
-        model, report, given = _read(read, name, "model", **options)
-        _check(name, report)
+        model, given = _with_integers(name, weights, **options)
     else:
         if quantised:
             options = {"device_map": {"": target}} | options  # such a model is made on its device and never moved
@@ -193,6 +192,18 @@ def load(
         return store_(model.eval(), weights, given=given, device=target).to(target)
     model = _adapted(model if is_quantised(model) else model.to(target), name, adapter).eval()
     return store_(model, weights, given=given)
+
+
+def _with_integers(name: str, weights: str, **options: Any) -> tuple[nn.Module, dict[nn.Module, Given]]:
+    """A model whose checkpoint is quantised, with the numbers of its integers, and these by layer."""
+    shape = config(name, trust_remote_code=options["trust_remote_code"])
+
+    def read(source: str, **options: Any) -> Any:
+        return checkpoint.load(name, source, shape, auto_class(shape), weights, **options)
+
+    model, report, given = _read(read, name, "model", **options)
+    _check(name, report)
+    return model, given
 
 
 def auto_class(config: Any) -> Any:

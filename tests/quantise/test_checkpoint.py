@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import zeroblock as zb
 from zeroblock import model as models
+from zeroblock.adapter import Lora
 from zeroblock.quantise import expand_, quantised_layers
 from zeroblock.record import Record
 from zeroblock.rerun import replay
@@ -153,6 +154,9 @@ def test_reordered_columns_are_refused() -> None:
     layer["g_idx"] = layer["g_idx"].flip(0)
     with pytest.raises(ValueError, match="desc_act"):
         zb.quantise.checkpoint.gptq(layer, 4, 1)
+    layer = gptq(np.ones((32, 8), np.int64), np.ones((3, 8), np.int64), np.ones((3, 8), np.float32), 4)
+    with pytest.raises(ValueError, match="32 columns .* 3 groups of one size"):
+        zb.quantise.checkpoint.gptq(layer, 4, 1)
 
 
 def test_files_that_are_broken_or_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> None:
@@ -170,5 +174,22 @@ def test_files_that_are_broken_or_do_not_fit_are_refused_in_a_line(tmp_path: Pat
     with pytest.raises(zb.ZeroBlockError, match="no model"):
         models.load(str(tmp_path), "fp32", "cpu", weights="int4")
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}')
-    with pytest.raises(zb.ZeroBlockError, match="lacks model-2.safetensors"):
+    with pytest.raises(zb.ZeroBlockError, match="lacks model-2"):
+        models.load(str(tmp_path), "fp32", "cpu", weights="int4")
+
+
+def test_an_adapter_is_loaded_again_beside_the_integers(tmp_path: Path) -> None:
+    written(tmp_path / "base", "gptq-4")
+    model = models.load(str(tmp_path / "base"), "fp32", "cpu", weights="int4", adapter=Lora(2))
+    models.save(model, tmp_path / "adapter")
+    again = models.load(str(tmp_path / "adapter"), "fp32", "cpu", weights="int4")
+    layers, expected = quantised_layers(again), quantised_layers(model)
+    assert layers.keys() == expected.keys()
+    assert all(torch.equal(layers[path].expanded(), layer.expanded()) for path, layer in expected.items())
+
+
+def test_a_model_that_transformers_quantises_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder("llama").save_pretrained(tmp_path)
+    monkeypatch.setattr(models, "is_quantised", lambda model: True)  # as with packed GGUF files
+    with pytest.raises(zb.ZeroBlockError, match="quantised already: leave out --weights"):
         models.load(str(tmp_path), "fp32", "cpu", weights="int4")

@@ -118,6 +118,8 @@ def gptq(layer: Tensors, bits: int, first: int) -> Given:
     q = _fields(layer["qweight"].T.contiguous(), bits)
     z = (_fields(layer["qzeros"], bits) + first) % (1 << bits)
     groups = z.shape[0]
+    if q.shape[1] % groups:
+        raise ValueError(f"its {q.shape[1]} columns are not in {groups} groups of one size")
     index = layer.get("g_idx")
     if index is not None and not torch.equal(index.long(), torch.arange(q.shape[1]) // (q.shape[1] // groups)):
         raise ValueError("its columns were reordered by their activations (desc_act), so its groups are not of a row")
