@@ -155,7 +155,7 @@ def test_reordered_columns_are_refused() -> None:
     with pytest.raises(ValueError, match="desc_act"):
         zb.quantise.checkpoint.gptq(layer, 4, 1)
     layer = gptq(np.ones((32, 8), np.int64), np.ones((3, 8), np.int64), np.ones((3, 8), np.float32), 4)
-    with pytest.raises(ValueError, match="32 columns .* 3 groups of one size"):
+    with pytest.raises(ValueError, match=r"32 columns .* 3 groups of one size"):
         zb.quantise.checkpoint.gptq(layer, 4, 1)
 
 
