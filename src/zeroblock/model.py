@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib.util
-import io
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from .errors import ZeroBlockError, ZeroBlockWarning, unknown
 from .fetch import COMMAND, add_fetched
 from .gguf_header import begins_texts
 from .quantise import Given, checkpoint, quantised_layers, store_, values
+from .quiet import bars, without_advice
 
 OPT: dict[str, dict[str, Any]] = {
     "opt-125m": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072},
@@ -321,7 +320,7 @@ def save(model: Any, folder: str | Path, tokenizer: Any = None) -> None:
         folder: where to.
         tokenizer: saved beside it.
     """
-    with bars(), _without_advice():
+    with bars(), without_advice():
         if adapters.is_adapted(model):
             adapters.save(model, folder)
         else:
@@ -352,7 +351,7 @@ def _read(reader: Callable[..., Any], name: str, kind: str, **options: Any) -> A
     options |= gguf
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
     try:
-        with bars(), _without_advice():
+        with bars(), without_advice():
             return reader(source, **options)
     except ZeroBlockError:
         raise
@@ -394,22 +393,3 @@ def _source(name: str) -> tuple[str, dict[str, str]]:
     if name.startswith((".", "/", "~")):
         raise ZeroBlockError(f"no folder {name!r}")
     return name, {}
-
-
-@contextlib.contextmanager
-def _without_advice() -> Iterator[None]:
-    """Silence the advice of transformers on how to load; errors and our own checks remain."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def bars() -> Iterator[None]:
-    """Show the progress bars of transformers only on a terminal."""
-    with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
-        yield
