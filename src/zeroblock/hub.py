@@ -83,7 +83,7 @@ def upload(folder: Path, repo: str, *, private: bool, message: str, endpoint: st
         message: of the commit.
         endpoint: of the hub; by default HF_ENDPOINT, or the public one.
     """
-    from .model import bars
+    from .quiet import bars
 
     api = _api(endpoint)
     try:

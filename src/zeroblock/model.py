@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib.util
-import io
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -25,6 +23,7 @@ from .errors import ZeroBlockError, ZeroBlockWarning, unknown
 from .fetch import COMMAND, add_fetched
 from .gguf_header import begins_texts
 from .quantise import Given, checkpoint, quantised_layers, store_, values
+from .quiet import bars, without_advice
 
 OPT: dict[str, dict[str, Any]] = {
     "opt-125m": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072},
@@ -120,12 +119,17 @@ def load(
         if adapter is not None or random_weights:
             what = "--random-weights" if random_weights else "--lora or --prefix"
             raise ZeroBlockError(f"{name} is an adapter, which is trained further as it is: leave out {what}")
-        base = load(adapters.base_of(name), dtype, device, trust_remote_code=trust_remote_code, **options)
-        return store_(_adapted(base, name, None), weights)
+        own, target, given = adapters.base_of(name), find_device(device), None
+        if weights is not None and is_stored_quantised(own, trust_remote_code=trust_remote_code):
+            options |= {"dtype": precision(dtype, target), "trust_remote_code": trust_remote_code}
+            base, given = _with_integers(own, weights, **options)
+        else:
+            base = load(own, dtype, device, trust_remote_code=trust_remote_code, **options)
+        return store_(_adapted(base.to(target) if given else base, name, None), weights, given=given)
     target = find_device(device)
     kind = precision(dtype, target)
     model: nn.Module
-    given: dict[nn.Module, Given] | None = None
+    given = None
     quantised = not random_weights and is_stored_quantised(name, trust_remote_code=trust_remote_code)
     if random_weights:
         shape = config(name, trust_remote_code=trust_remote_code)
@@ -139,12 +143,8 @@ def load(
             f"hub with facebook/{name}"
         )
     elif quantised and weights is not None:
-        shape = config(name, trust_remote_code=trust_remote_code)
         options |= {"dtype": kind, "trust_remote_code": trust_remote_code}
-        with bars(), _without_advice():
-            source, auto = _source(name)[0], auto_class(shape)
-            model, report, given = checkpoint.load(name, source, shape, auto, weights, **options)
-        _check(name, report)
+        model, given = _with_integers(name, weights, **options)
     else:
         if quantised:
             options = {"device_map": {"": target}} | options  # such a model is made on its device and never moved
@@ -162,6 +162,8 @@ def load(
         model.config.dtype = kind
         if getattr(model, "_hf_peft_config_loaded", False):
             raise ZeroBlockError(f"{name} is an adapter on the hub: hf download {name} --local-dir DIR, then give DIR")
+    if weights is not None and is_quantised(model):
+        raise ZeroBlockError(f"{name} is quantised already: leave out --weights")
     if weights is not None and adapter is None:  # matrices reach the device one by one, as integers
         return store_(model.eval(), weights, given=given, device=target).to(target)
     model = _adapted(model if is_quantised(model) else model.to(target), name, adapter).eval()
@@ -171,6 +173,18 @@ def load(
 def _convertible(name: str, weights: str | None) -> bool:
     """Whether converting the tensors of a checkpoint afterwards gives what loading them in another dtype does."""
     return weights is None and name != "smollm2" and not name.endswith(".gguf")
+
+
+def _with_integers(name: str, weights: str, **options: Any) -> tuple[nn.Module, dict[nn.Module, Given]]:
+    """A model whose checkpoint is quantised, with the numbers of its integers, and these by layer."""
+    shape = config(name, trust_remote_code=options["trust_remote_code"])
+
+    def read(source: str, **options: Any) -> Any:
+        return checkpoint.load(name, source, shape, auto_class(shape), weights, **options)
+
+    model, report, given = _read(read, name, "model", **options)
+    _check(name, report)
+    return model, given
 
 
 def auto_class(config: Any) -> Any:
@@ -288,7 +302,7 @@ def save(model: Any, folder: str | Path, tokenizer: Any = None) -> None:
         folder: where to.
         tokenizer: saved beside it.
     """
-    with bars(), _without_advice():
+    with bars(), without_advice():
         if adapters.is_adapted(model):
             adapters.save(model, folder)
         else:
@@ -319,8 +333,10 @@ def _read(reader: Callable[..., Any], name: str, kind: str, **options: Any) -> A
     options |= gguf
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
     try:
-        with bars(), _without_advice():
+        with bars(), without_advice():
             return reader(source, **options)
+    except ZeroBlockError:
+        raise
     except Exception as error:  # a missing file, package or network, each in its own kind of exception
         if "trust_remote_code" in str(error) and not options.get("trust_remote_code"):
             raise ZeroBlockError(
@@ -359,22 +375,3 @@ def _source(name: str) -> tuple[str, dict[str, str]]:
     if name.startswith((".", "/", "~")):
         raise ZeroBlockError(f"no folder {name!r}")
     return name, {}
-
-
-@contextlib.contextmanager
-def _without_advice() -> Iterator[None]:
-    """Silence the advice of transformers on how to load; errors and our own checks remain."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def bars() -> Iterator[None]:
-    """Show the progress bars of transformers only on a terminal."""
-    with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
-        yield

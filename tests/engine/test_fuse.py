@@ -119,6 +119,16 @@ def test_falcon_takes_its_heads_apart_without_indices_from_the_host(kind: dict) 
     assert "_split_heads" not in vars(attention)
 
 
+def test_attention_with_other_names_than_falcons_is_left_alone() -> None:
+    class Attention(torch.nn.Linear):  # the first code of Falcon, which came with its checkpoints, says num_kv
+        multi_query, num_heads, num_kv, head_dim = True, 2, 1, 2
+
+        def _split_heads(self, fused_qkv: torch.Tensor) -> None:
+            raise AssertionError
+
+    assert find(Attention(2, 2), "cpu") == Fusions()
+
+
 @pytest.mark.parametrize(("name", "dtype", "says"), [
     ("mixtral", torch.float32, "ask the host"), ("mixtral", torch.bfloat16, ""), ("llama", torch.float32, ""),
 ])  # fmt: skip

@@ -89,3 +89,13 @@ def test_the_ends_of_the_range() -> None:
         moved = Integers(packed(torch.zeros(1, 64), 4).to(GPU), 4, one.scales, zeros)
         integer.add_(moved, torch.full((64,), -1.0, device=GPU), 0, NORMAL, 1.0, Rounding.STOCHASTIC)
         assert (unpacked(moved.codes, 4) == lowest).all()
+
+
+def test_bytes_that_are_no_words_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integer, "_on_gpu", lambda stored: True)
+    one = stored(4, (1, 64), 64, False, torch.float32)
+    odd = torch.zeros(33, dtype=torch.uint8, device=GPU)[1:].view(1, 32)  # begins at an odd address
+    odd.copy_(one.codes.view(torch.uint8))
+    for codes in (odd, one.codes):
+        integer.add_noise_(one._replace(codes=codes), NORMAL, 0.02)
+    assert torch.equal(bits_of(odd), bits_of(one.codes))

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import zeroblock as zb
 from zeroblock import model as models
+from zeroblock.adapter import Lora
 from zeroblock.quantise import expand_, quantised_layers
 from zeroblock.record import Record
 from zeroblock.rerun import replay
@@ -87,6 +88,7 @@ def written(folder: Path, kind: str, **settings: Any) -> dict[str, torch.Tensor]
         q = random.integers(1, 1 << bits, (n, m))
         z = np.full((groups, m), 128) if bits == 8 else random.integers(1, 16, (groups, m))
         s = random.uniform(0.001, 0.01, (groups, m)).astype(np.float16).astype(np.float32)
+        s[0, 3] = 0.0  # as of a row or group of zeros
         layer = pack(q, z, s, bits)
         del state[name]
         state |= {f"{name.removesuffix('.weight')}.{field}": value for field, value in layer.items()}
@@ -95,6 +97,8 @@ def written(folder: Path, kind: str, **settings: Any) -> dict[str, torch.Tensor]
         s, z = repeated
         expected[name] = torch.from_numpy((s * (q - z)).astype(np.float32).T.copy())
     save_file({name: value.clone() for name, value in state.items()}, folder / "model.safetensors")
+    save_file({"tok_embeddings.weight": torch.zeros(1)}, folder / "consolidated.safetensors")  # some lay it beside
+    (folder / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
     return expected
 
 
@@ -106,19 +110,21 @@ def test_integers_are_taken_as_they_are_and_move(kind: str, tmp_path: Path) -> N
     assert {f"{path}.weight" for path in layers} == expected.keys()
     assert all(torch.equal(layer.expanded(), expected[f"{path}.weight"]) for path, layer in layers.items())
     assert next(iter(layers.values())).group == (32 if kind == "bitsandbytes" else GROUP)
-    optimizer, records = zb.mezo_bcd(model, 1e-2, 1e-3), list[Record]()
+    assert all((layer.scales > 0).all() for layer in layers.values()), "a group of zeros moves, too"
+    optimizer, records = zb.mezo_bcd(model, 1e-2, 1e-3, weight_decay=0.1), list[Record]()
     optimizer.listener = records.append
     ids = torch.arange(3, 30)[None]
     for _ in range(5):
         optimizer.step(lambda: model(input_ids=ids, labels=ids).loss)
     again = models.load(str(tmp_path), "fp32", "cpu", weights=f"int{bits}")
-    replay(zb.mezo_bcd(again, 1.0, 1e-3), records)
+    replay(zb.mezo_bcd(again, 1.0, 1e-3, weight_decay=0.1), records)
     dense = {path: layer.expanded() for path, layer in layers.items()}
     assert any(not torch.equal(value, expected[f"{path}.weight"]) for path, value in dense.items())
     assert all(torch.equal(value, quantised_layers(again)[path].expanded()) for path, value in dense.items())
     models.save(model, tmp_path / "export")
     exported = models.load(str(tmp_path / "export"), "fp32", "cpu")
     assert all(torch.equal(exported.get_submodule(path).weight, value) for path, value in dense.items())
+    assert exported.generation_config.eos_token_id == [5, 7]
     assert torch.equal(expand_(again)(ids).logits, exported(ids).logits)
 
 
@@ -127,7 +133,10 @@ def test_integers_are_taken_as_they_are_and_move(kind: str, tmp_path: Path) -> N
     [
         ("gptq-4", {}, "int8", "holds integers of 4 bits, not int8: give --weights int4"),
         ("gptq-4", {"bits": 3}, "int4", "they have 3 bits"),
+        ("gptq-4", {"checkpoint_format": "bitblas"}, "int4", "in the layout bitblas"),
+        ("gptq-8", {"pack_dtype": "int16"}, "int8", "packed into words of int16"),
         ("awq", {"version": "gemv"}, "int4", "in the layout gemv"),
+        ("awq", {"version": None, "format": "gemv_fast"}, "int4", "in the layout gemv_fast"),
         ("bitsandbytes", {"load_in_8bit": False, "load_in_4bit": True}, "int4", "no integers"),
         ("bitsandbytes", {"quant_method": "torchao"}, "int8", "quantised by torchao.*leave out --weights"),
     ],
@@ -145,3 +154,42 @@ def test_reordered_columns_are_refused() -> None:
     layer["g_idx"] = layer["g_idx"].flip(0)
     with pytest.raises(ValueError, match="desc_act"):
         zb.quantise.checkpoint.gptq(layer, 4, 1)
+    layer = gptq(np.ones((32, 8), np.int64), np.ones((3, 8), np.int64), np.ones((3, 8), np.float32), 4)
+    with pytest.raises(ValueError, match=r"32 columns .* 3 groups of one size"):
+        zb.quantise.checkpoint.gptq(layer, 4, 1)
+
+
+def test_files_that_are_broken_or_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> None:
+    written(tmp_path, "gptq-4")
+    file, path = tmp_path / "model.safetensors", "model.layers.0.self_attn.q_proj"
+    whole = load_file(file)
+    for changed, message in (
+        ({f"{path}.qzeros": whole[f"{path}.qzeros"].repeat(1, 2)}, "its zero points are"),
+        ({f"{path}.scales": torch.full_like(whole[f"{path}.scales"], torch.inf)}, "not finite in float32"),
+    ):
+        save_file(whole | changed, file)
+        with pytest.raises(zb.ZeroBlockError, match=f"{path} cannot be taken: .*{message}"):
+            models.load(str(tmp_path), "fp32", "cpu", weights="int4")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(zb.ZeroBlockError, match="no model"):
+        models.load(str(tmp_path), "fp32", "cpu", weights="int4")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}')
+    with pytest.raises(zb.ZeroBlockError, match="lacks model-2"):
+        models.load(str(tmp_path), "fp32", "cpu", weights="int4")
+
+
+def test_an_adapter_is_loaded_again_beside_the_integers(tmp_path: Path) -> None:
+    written(tmp_path / "base", "gptq-4")
+    model = models.load(str(tmp_path / "base"), "fp32", "cpu", weights="int4", adapter=Lora(2))
+    models.save(model, tmp_path / "adapter")
+    again = models.load(str(tmp_path / "adapter"), "fp32", "cpu", weights="int4")
+    layers, expected = quantised_layers(again), quantised_layers(model)
+    assert layers.keys() == expected.keys()
+    assert all(torch.equal(layers[path].expanded(), layer.expanded()) for path, layer in expected.items())
+
+
+def test_a_model_that_transformers_quantises_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder("llama").save_pretrained(tmp_path)
+    monkeypatch.setattr(models, "is_quantised", lambda model: True)  # as with packed GGUF files
+    with pytest.raises(zb.ZeroBlockError, match="quantised already: leave out --weights"):
+        models.load(str(tmp_path), "fp32", "cpu", weights="int4")

@@ -321,7 +321,9 @@ def _split(module: nn.Module, tried: dict[Hashable, Any]) -> Forward | None:
     weight = next(module.parameters(), None)
     if own is None or SPLIT in vars(module) or weight is None or not (grouped or getattr(module, "multi_query", False)):
         return None
-    heads, keys, size = (getattr(module, name) for name in ("num_heads", "num_kv_heads", "head_dim"))
+    heads, keys, size = (getattr(module, name, None) for name in ("num_heads", "num_kv_heads", "head_dim"))
+    if not (heads and keys and size and weight.dtype in TOLERANCE):  # Falcon's first code had other names
+        return None
 
     def split(fused_qkv: Tensor) -> tuple[Tensor, ...]:
         fused = fused_qkv.view(*fused_qkv.shape[:2], keys if grouped else 1, -1, size)

@@ -9,6 +9,8 @@ Everything else is loaded by transformers, as from a checkpoint that was never q
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,11 +52,18 @@ def load(
     wanted = how.partition(":")[0]
     if wanted != f"int{bits}":
         raise ZeroBlockError(f"{name} holds integers of {bits} bits, not {wanted}: give --weights int{bits}")
-    state, given = _parted(name, _read(_folder(source)), bits, unpack, options["dtype"])
-    config = type(config).from_dict({k: v for k, v in config.to_dict().items() if k != "quantization_config"})
+    folder = _folder(source)
+    state, given = _parted(name, _read(name, folder), bits, unpack, options["dtype"])
+    config = copy.deepcopy(config)
+    del config.quantization_config
     with torch.device("meta"):
         kind: Any = type(auto.from_config(config, trust_remote_code=trust_remote_code))
+    if (folder / "generation_config.json").is_file():
+        from transformers import GenerationConfig
+
+        options["generation_config"] = GenerationConfig.from_pretrained(folder)
     model, report = kind.from_pretrained(None, config=config, state_dict=state, output_loading_info=True, **options)
+    model.config.name_or_path = source
     return model, report, {_linear(name, model, path): one for path, one in given.items()}
 
 
@@ -62,17 +71,28 @@ def _layout(name: str, method: str, settings: Mapping[str, Any]) -> tuple[int, C
     """Bits of the integers, and how one layer's are unpacked; refuses what are no integers in groups of a row."""
     bits = int(settings.get("bits") or settings.get("w_bit") or 8)
     if method == "gptq":
-        first = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1  # else zero points are stored less one
+        layout = _named(settings, "checkpoint_format", "format") or "gptq"
+        first = 0 if layout == "gptq_v2" else 1  # else zero points are stored less one
         reason = "" if bits in (4, 8) else f"they have {bits} bits"
+        if layout not in ("gptq", "gptq_v2"):
+            reason = f"they are in the layout {layout}"
+        if (words := _named(settings, "pack_dtype")) not in ("", "int32"):
+            reason = f"they are packed into words of {words}"
         return _admitted(name, method, reason, bits, lambda layer: gptq(layer, bits, first))
     if method == "awq":
-        version = str(settings.get("version", "gemm")).rpartition(".")[2].lower()
+        version = _named(settings, "version", "checkpoint_format", "format") or "gemm"
         reason = "" if (bits, version) == (4, "gemm") else f"they have {bits} bits in the layout {version}"
         return _admitted(name, method, reason, bits, awq)
     if method == "bitsandbytes":
         reason = "" if settings.get("load_in_8bit") else "their 4 bits are places in a table, and no integers"
         return _admitted(name, method, reason, 8, rows)
     return _admitted(name, method, "their layout is not known", 8, rows)
+
+
+def _named(settings: Mapping[str, Any], *fields: str) -> str:
+    """The first of some fields that is there, in small letters: of an enumeration, the name alone."""
+    found = next((str(settings[field]) for field in fields if settings.get(field)), "")
+    return found.rpartition(".")[2].lower()
 
 
 def _admitted(
@@ -98,6 +118,8 @@ def gptq(layer: Tensors, bits: int, first: int) -> Given:
     q = _fields(layer["qweight"].T.contiguous(), bits)
     z = (_fields(layer["qzeros"], bits) + first) % (1 << bits)
     groups = z.shape[0]
+    if q.shape[1] % groups:
+        raise ValueError(f"its {q.shape[1]} columns are not in {groups} groups of one size")
     index = layer.get("g_idx")
     if index is not None and not torch.equal(index.long(), torch.arange(q.shape[1]) // (q.shape[1] // groups)):
         raise ValueError("its columns were reordered by their activations (desc_act), so its groups are not of a row")
@@ -147,7 +169,9 @@ def _parted(
             m, n = one.integers.shape
             if one.scales.shape[0] != m or n % one.scales.shape[1]:
                 raise ValueError(f"its scales are {tuple(one.scales.shape)} for a matrix of {(m, n)}")
-            one = one._replace(scales=one.scales.to(dtype).contiguous())
+            if one.zeros is not None and one.zeros.shape != one.scales.shape:
+                raise ValueError(f"its zero points are {tuple(one.zeros.shape)}, its scales {tuple(one.scales.shape)}")
+            one = _movable(one, dtype)
         except (KeyError, RuntimeError, ValueError) as error:
             reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
             raise ZeroBlockError(f"{name}: the integers of {path} cannot be taken: {reason}") from error
@@ -156,6 +180,21 @@ def _parted(
     if not given:
         raise ZeroBlockError(f"{name}: no integers are in its safetensors files: leave out --weights")
     return tensors, given
+
+
+def _movable(one: Given, dtype: torch.dtype) -> Given:
+    """The same numbers with scales in a dtype; groups whose scale is 0 there, all zeros, get one to move by."""
+    scales, zeros = one.scales.to(dtype).contiguous(), None if one.zeros is None else one.zeros.contiguous()
+    if not scales.isfinite().all():
+        raise ValueError(f"some of its scales are not finite in {str(dtype).removeprefix('torch.')}")
+    empty = scales == 0
+    if not empty.any():
+        return Given(one.integers, scales, zeros)
+    none = torch.zeros_like(scales, dtype=torch.int8) if zeros is None else zeros
+    groups = one.integers.unflatten(1, (scales.shape[1], -1))
+    integers = torch.where(empty[..., None], none[..., None], groups).flatten(1)
+    used = scales[~empty].abs()
+    return Given(integers, scales.masked_fill(empty, used.mean().item() if used.numel() else 1.0), zeros)
 
 
 def _linear(name: str, model: nn.Module, path: str) -> nn.Module:
@@ -175,13 +214,20 @@ def _folder(source: str) -> Path:
     return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
 
 
-def _read(folder: Path) -> Tensors:
+def _read(name: str, folder: Path) -> Tensors:
     from safetensors.torch import load_file
 
-    files = sorted(folder.glob("*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():  # other files may lie beside those of the model
+        files = [folder / file for file in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
+    else:
+        whole = folder / "model.safetensors"
+        files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
         raise ZeroBlockError(f"no *.safetensors in {str(folder)!r}: weights are never read from a pickle")
     tensors: Tensors = {}
     for file in files:
+        if not file.is_file():
+            raise ZeroBlockError(f"{name}: the checkpoint lacks {file.name}: get the whole checkpoint again")
         tensors |= load_file(file)
     return tensors

@@ -100,7 +100,7 @@ class QuantisedLinear(nn.Linear):
         self.kind, self.group = kind, matrix.shape[1] // given.scales.shape[1]
         self.weight = kind(kind.packed(given.integers.to(matrix.device)), requires_grad=False)
         self.scales = nn.Parameter(given.scales.to(matrix), requires_grad=False)
-        self.register_buffer("zeros", None if given.zeros is None else given.zeros.to(matrix.device))
+        self.register_buffer("zeros", None if given.zeros is None else given.zeros.to(matrix.device).contiguous())
 
     def forward(self, input: Tensor) -> Tensor:
         """x W ᵀ + b; (…, n) → (…, m)."""

@@ -68,8 +68,7 @@ def add_noise_(
         decay: factor on the numbers.
         rounding: to the integers; its bits are those of the ROUNDING stream.
     """
-    whole = stored.bits == 8 or (draw.offset % 8 == 0 and stored.codes.numel() % 4 == 0)  # bytes of one lane each
-    if not (whole and _fused(stored, draw)):
+    if not (_fused(stored, draw) and (stored.bits == 8 or stored.by_lane(draw.offset))):
         reference.add_noise_(stored, draw, alpha, decay, rounding)
         return
     from .triton import add_noise_ as fused

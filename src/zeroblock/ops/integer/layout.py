@@ -44,6 +44,15 @@ class Integers(NamedTuple):
         largest = (1 << self.bits - 1) - 1
         return -largest if self.zeros is None else -largest - 1, largest
 
+    def by_lane(self, offset: int) -> bool:
+        """Whether eight elements whose noise is one lane's are those of one word of 4-bit integers.
+
+        Args:
+            offset: where the noise begins.
+        """
+        whole = self.codes.numel() * self.per_byte % 8 == 0 and self.codes.data_ptr() % 4 == 0
+        return whole and offset % 8 == 0
+
 
 def packed(integers: Tensor, bits: int) -> Tensor:
     """(…, n) integers → (…, n) or (…, n / 2) uint8: of two in a byte, each is 8 more, and the first in the lower half.

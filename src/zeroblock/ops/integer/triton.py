@@ -233,7 +233,7 @@ def _launch(out: Tensor, minus: Tensor | None, stored: Integers, draw: Draw, eps
 
 
 def add_noise_(stored: Integers, draw: Draw, alpha: Alpha, decay: float, rounding: Rounding) -> None:
-    """q ← round(q + Σₖ alpha[k]·u_k / s + (decay - 1)·(q - z)); of 4 bits, offset and size are multiples of 8."""
+    """q ← round(q + Σₖ alpha[k]·u_k / s + (decay - 1)·(q - z)); of 4 bits, each lane has a word."""
     key, n, device = draw.key, stored.codes.numel() * stored.per_byte, stored.codes.device
     if not isinstance(alpha, Tensor):
         numbers = [alpha] if isinstance(alpha, (int, float)) else list(alpha)
@@ -259,14 +259,9 @@ def _empty(stored: Integers) -> Tensor:
         return torch.empty(stored.shape, dtype=stored.scales.dtype, device=stored.codes.device)
 
 
-def _by_lane(stored: Integers, offset: int) -> bool:
-    """Whether the eight elements of a lane are those of one word of 4-bit integers, wherever the noise begins."""
-    return offset % 8 == 0 and stored.codes.numel() * stored.per_byte % 8 == 0 and stored.codes.data_ptr() % 4 == 0
-
-
 def _tensors(stored: Integers, offset: int) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and zero points, flat, in the dtypes that the kernels read."""
-    words = stored.bits == 4 and _by_lane(stored, offset)
+    words = stored.bits == 4 and stored.by_lane(offset)
     kind = torch.int32 if words else torch.uint8 if stored.bits == 4 else torch.int8
     codes, scales = stored.codes.detach().view(torch.uint8).view(-1).view(kind), stored.scales.detach().contiguous()
     return codes, scales, scales if stored.zeros is None else stored.zeros.contiguous()
@@ -277,6 +272,6 @@ def _form(stored: Integers, offset: int) -> dict[str, int | bool]:
     return {
         "BITS": stored.bits,
         "GROUP": stored.group,
-        "LANES": _by_lane(stored, offset),
+        "LANES": stored.by_lane(offset),
         "ZEROS": stored.zeros is not None,
     }
