@@ -29,7 +29,7 @@ from zeroblock.race import runner
 from zeroblock.race.course import Course
 from zeroblock.race.plan import Entrant, Race, enter
 from zeroblock.race.score import Point, Score, band, first_to, loss_at
-from zeroblock.race.table import notes, standings
+from zeroblock.race.table import cells, notes, standings
 from zeroblock.report.view import Progress, Quiet
 from zeroblock.sweep import clock as clocks
 from zeroblock.sweep.clock import CLOCK, Clock, read
@@ -257,7 +257,9 @@ def test_bands_average_over_seconds_that_all_seeds_reached():
     assert [one.entrant for one in ranked] == ["lozo", "mezo"]
     assert {one.entrant: one.to_seconds.count for one in ranked} == {"mezo": 1, "lozo": 0}
     assert {one.entrant: one.loss_at_passes.value for one in ranked} == {"mezo": 0.0, "lozo": 2.0}  # at 40 passes
-    assert band([scored([0.0, 4.0, 8.0], [1.0, math.nan, math.nan])], "seconds", "loss") is None
+    lost = scored([0.0, 4.0, 8.0], [1.0, math.nan, math.nan])
+    assert band([lost], "seconds", "loss") is None
+    assert cells(standings({"mezo": [lost, first]})[0])[4] == "–"  # a seed that diverged stops no table
 
 
 def test_a_line_that_a_kill_cut_short_is_run_again(tmp_path):
