@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -65,6 +66,8 @@ def _link(match: re.Match[str], page: Page, config: MkDocsConfig, files: Files) 
         uri = {value: key for key, value in OUTSIDE.items()}.get(path) or posixpath.join("repository", path)
         if (ROOT / path).is_dir():
             return text
+        if not (ROOT / path).is_file():
+            raise PluginError(f"{here}: the repository has no {path}")
         uri += ".txt" if uri.startswith("repository/") and uri.endswith(".md") else ""  # not a page of the site
         if files.get_file_from_path(uri) is None and (ROOT / path).is_file():
             files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -187,7 +188,7 @@ def compare(bench: Bench, args: argparse.Namespace, task: str) -> list[dict[str,
     tries = {}
     for lr in args.lr:
         marks = run(bench, "mezo", lr, steps=max(1, int(args.share * steps)), evals=2)
-        tries[lr] = marks[-1].loss
+        tries[lr] = math.inf if math.isnan(marks[-1].loss) else marks[-1].loss
         print(f"  mezo lr {lr:g}: dev loss {marks[-1].loss:.4f} after {marks[-1].step} steps", flush=True)
     lr = min(tries, key=lambda one: tries[one])
     began = time.perf_counter()

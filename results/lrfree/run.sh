@@ -17,6 +17,7 @@
 set -euo pipefail
 minutes=${MINUTES:-0.25} seeds=${SEEDS:-3} jobs=${JOBS:-1} total=${TOTAL:-600}
 tasks=${TASKS:-sst2,rte,boolq,copa,wic,cb,wsc,multirc,record,squad,drop}
+status=0
 here=$(cd "$(dirname "$0")" && pwd)
 
 zeroblock() { # works from a checkout too: PYTHONPATH=src PYTHON=python3 results/lrfree/run.sh …
@@ -33,7 +34,7 @@ race() { # FOLDER MODEL DATA TASKS OPTION...
     [ -n "$list" ] || return 0
     case $list in *,*) ;; *) folder=$folder/$list ;; esac # a race of one task makes no folder for it
     zeroblock race --model "$model" --data "$data" --task "$list" --out "$folder" --max-minutes "$minutes" \
-        --seeds "$seeds" --jobs "$jobs" --total-minutes "$total" "$@"
+        --seeds "$seeds" --jobs "$jobs" --total-minutes "$total" "$@" || status=$? # the other races go on
 }
 
 case ${1:-} in
@@ -78,3 +79,4 @@ demo)
     exit 2
     ;;
 esac
+exit "$status"

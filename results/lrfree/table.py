@@ -44,7 +44,7 @@ def read(folder: Path) -> tuple[Cells, list[dict[str, str]]]:
         with path.open(encoding="utf-8", newline="") as file:
             rows += [row | {"model": folder.name} for row in csv.DictReader(file)]
     for row in rows:
-        cells[row["entrant"]][row["task"]].append(float(row["test"]))
+        cells[row["entrant"]][row["task"]].append(float(row["test"] or "nan"))
     shots = folder.with_name(f"{folder.name}-icl") / "runs.csv"
     if shots.is_file():
         with shots.open(encoding="utf-8", newline="") as file:

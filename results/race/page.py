@@ -12,6 +12,7 @@ import argparse
 import csv
 import dataclasses
 import math
+import os
 import re
 import shutil
 import tempfile
@@ -97,8 +98,8 @@ def standings(courses: dict[tuple[str, str], Course], docs: Path) -> list[str]:
     """A figure, the rules and a table per race."""
     lines: list[str] = []
     for (model, task), course in courses.items():
-        table.write(course)
         place = docs / "images" / f"race-{model}-{task}.svg"
+        table.write(course, os.path.relpath(place, course.folder))
         place.parent.mkdir(parents=True, exist_ok=True)
         lines += ["", f"### {MODELS[model]}, {task}", ""]
         with tempfile.TemporaryDirectory() as folder:
@@ -125,7 +126,7 @@ def claims(courses: dict[tuple[str, str], Course]) -> list[str]:
         for suffix in ("", f" {AUTO}"):
             mine, other = scores.get(method + suffix) or [], scores.get(YARDSTICK + suffix) or []
             if mine and other:
-                how = "without an lr" if suffix else "with a chosen lr"
+                how = "without an lr" if suffix else "with an lr"
                 result, verdict = beside(mine, other)
                 found.append(f"{how}: {result}")
                 verdicts.append(f"{how}: {verdict}")
@@ -143,8 +144,11 @@ def beside(mine: Sequence[Score], other: Sequence[Score]) -> tuple[str, str]:
     error = math.sqrt(sum(stdev(some) ** 2 / len(some) for some in (a, b))) if min(len(a), len(b)) > 1 else math.nan
     enough = min(len(a), len(b)) >= MIN_SEEDS
     marks = {one.seed: one.best.loss for one in other}
-    reached = {name: first_to(mine, marks, name) for name in ("seconds", "forwards")}
-    own = {name: first_to(other, marks, name) for name in ("seconds", "forwards")}
+    there = {one.seed for one in mine if first_to([one], marks, "seconds")}  # only these seeds are compared
+    reached, own = (
+        {name: first_to([one for one in some if one.seed in there], marks, name) for name in ("seconds", "forwards")}
+        for some in (mine, other)
+    )
     result = f"test {gap:+.1f} points (standard error {error:.1f})"
     word = "not told apart from MeZO" if math.isnan(error) or abs(gap) <= 2 * error else ""
     word = word or ("more accurate than MeZO" if gap > 0 else "less accurate than MeZO")

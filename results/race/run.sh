@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The races of docs/race.md. Every race continues where it was stopped; the most telling runners come first.
 #
-#     MODEL=models/SmolLM2-135M DATA=data OUT=results/race bash results/race/run.sh smollm2
-#     QWEN=models/Qwen2.5-1.5B DATA=data OUT=results/race bash results/race/run.sh qwen
-#     TOKENIZER=models/SmolLM2-135M DATA=data OUT=results/race bash results/race/run.sh steps
+#     MODEL=models/SmolLM2-135M DATA=data OUT=runs/race bash results/race/run.sh smollm2
+#     QWEN=models/Qwen2.5-1.5B DATA=data OUT=runs/race bash results/race/run.sh qwen
+#     TOKENIZER=models/SmolLM2-135M DATA=data OUT=runs/race bash results/race/run.sh steps
 #     bash results/race/run.sh plan         say what would be run, and how long it takes
 #
 # MODEL, QWEN  folders of the models, as from_pretrained reads them
@@ -16,7 +16,7 @@ PYTHON=${PYTHON:-python3}
 MODEL=${MODEL:-models/SmolLM2-135M}
 QWEN=${QWEN:-models/Qwen2.5-1.5B}
 DATA=${DATA:-data}
-OUT=${OUT:-results/race}
+OUT=${OUT:-runs/race}
 RUNNER_S=${RUNNER_S:-4}
 QWEN_RUNNER_S=${QWEN_RUNNER_S:-5}
 TOTAL_S=${TOTAL_S:-270}

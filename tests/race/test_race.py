@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import importlib.util
 import itertools
 import json
@@ -28,7 +29,7 @@ from zeroblock.race import runner
 from zeroblock.race.course import Course
 from zeroblock.race.plan import Entrant, Race, enter
 from zeroblock.race.score import Point, Score, band, first_to, loss_at
-from zeroblock.race.table import standings
+from zeroblock.race.table import cells, notes, standings
 from zeroblock.report.view import Progress, Quiet
 from zeroblock.sweep import clock as clocks
 from zeroblock.sweep.clock import CLOCK, Clock, read
@@ -147,8 +148,7 @@ def heat_of(toys: Path, monkeypatch: pytest.MonkeyPatch, evals: int = 3, **given
     def noted(split: str) -> Evaluation:
         weights = torch.cat([param.detach().flatten().clone() for param in heat.work.model.parameters()])
         result = evaluate(split)
-        steps = heat.learner.steps if heat.learner else 0
-        seen.append((split, steps, weights))
+        seen.append((split, heat.steps, weights))
         # the second evaluation after training has the lowest loss
         loss = {1: 9.0, 2: 0.5, 3: 0.1}.get(len(seen), 0.9)
         return Evaluation(result.metric, result.value, loss, result.n, result.seconds)
@@ -165,6 +165,9 @@ def test_test_is_measured_once_with_the_weights_that_dev_selected(toys, monkeypa
     assert torch.equal(seen[-1][2], seen[2][2])
     assert not torch.equal(seen[-1][2], seen[3][2])
     assert result["points"][1]["seconds"] >= 0.2 / 3
+    assert heat.learner is not None
+    assert 0 < result["steps"] < heat.learner.steps  # those of the warm-up are not counted
+    assert result["forwards"] == 2 * result["steps"] == result["points"][-1]["forwards"]
 
 
 def test_without_a_learning_rate_the_steps_spend_the_budget_after_a_warm_up_that_moves_nothing(toys, monkeypatch):
@@ -254,7 +257,9 @@ def test_bands_average_over_seconds_that_all_seeds_reached():
     assert [one.entrant for one in ranked] == ["lozo", "mezo"]
     assert {one.entrant: one.to_seconds.count for one in ranked} == {"mezo": 1, "lozo": 0}
     assert {one.entrant: one.loss_at_passes.value for one in ranked} == {"mezo": 0.0, "lozo": 2.0}  # at 40 passes
-    assert band([scored([0.0, 4.0, 8.0], [1.0, math.nan, math.nan])], "seconds", "loss") is None
+    lost = scored([0.0, 4.0, 8.0], [1.0, math.nan, math.nan])
+    assert band([lost], "seconds", "loss") is None
+    assert cells(standings({"mezo": [lost, first]})[0])[4] == "–"  # a seed that diverged stops no table
 
 
 def test_a_line_that_a_kill_cut_short_is_run_again(tmp_path):
@@ -268,6 +273,45 @@ def test_a_line_that_a_kill_cut_short_is_run_again(tmp_path):
         Course(Race({"model": "m", "task": "sst2"}, enter(["mezo"], [], {"mezo": {"probes": 2}})), tmp_path)
 
 
+def test_a_race_of_the_older_kind_is_refused_and_kept(tmp_path):
+    older = '{"asked": {"minutes": 1.0}, "methods": {"mezo": {"lr": 0.001}}}'
+    (tmp_path / "race.json").write_text(older)
+    race = Race({"model": "m", "task": "sst2"}, enter(["mezo"], [], {}))
+    for touch in (lambda: Course(race, tmp_path), lambda: Course.open(tmp_path)):
+        with pytest.raises(ZeroBlockError, match=r"a race of an older zeroblock.*give another --out"):
+            touch()
+    assert (tmp_path / "race.json").read_text() == older
+
+
+@pytest.mark.parametrize(("objective", "lr"), [("loss", 1e-4), ("accuracy", 1e-3)])
+def test_dev_chooses_the_learning_rate_by_what_selects_the_weights(tmp_path, objective, lr):
+    race = Race({"model": "m", "task": "sst2", "objective": objective}, enter(["mezo"], ["1e-3,1e-4,1e-2"], {}))
+    course = Course(race, tmp_path)
+    entrant = race.entrants[0]
+    for heat, loss, dev in zip(race.tries(entrant), (0.6, 0.5, math.nan), (0.9, 0.8, 0.5), strict=True):
+        point = Point(10, 20, 1.0, dev, loss)
+        course.done[heat.name] = dataclasses.replace(scored([0.0, 1.0], [1.0, 1.0]), lr=heat.config.lr, best=point)
+    assert course.chosen(entrant) == (lr,)
+
+
+def test_a_runner_that_trained_for_too_long_is_named(tmp_path):
+    race = Race({"model": "m", "task": "sst2"}, (Entrant("mezo", "mezo", (1e-3,)),), seeds=2, minutes=0.2)
+    course = Course(race, tmp_path)
+    for seed, seconds in enumerate((12.1, 26.8)):
+        score = dataclasses.replace(scored([0.0, seconds], [1.0, 0.5]), seed=seed)
+        course.done[race.run(race.entrants[0], 1e-3, seed).name] = score
+    assert notes(course) == ["mezo, seed 1: trained for 26.8 s, not 12 s"]
+
+
+def test_two_tasks_of_one_name_and_a_folder_of_several_races(tmp_path):
+    ran = zeroblock("race", "--model", "m", "--task", "sst2,sst2", "--dry-run")
+    assert ran.returncode == 2
+    assert "--task names sst2 twice" in ran.stderr
+    (tmp_path / "rte").mkdir()
+    (tmp_path / "rte" / "race.json").write_text("{}")
+    assert f"one race per task: name one, as in {tmp_path / 'rte'}" in zeroblock("report", tmp_path).stderr
+
+
 def test_every_method_can_race_without_a_learning_rate():
     race = Race({"model": "m", "task": "sst2"}, enter(list(METHODS), [], {}))
     assert len(race.entrants) == len(METHODS)
@@ -277,6 +321,8 @@ def test_every_method_can_race_without_a_learning_rate():
 def test_settings_that_the_race_decides_are_refused():
     with pytest.raises(ZeroBlockError, match="the race itself decides steps: leave it out of --set"):
         Race({"model": "m", "task": "sst2"}, (Entrant("mezo", "mezo", (1e-4,), {"steps": 5}),))
+    with pytest.raises(ZeroBlockError, match=r"lr must be at least 0\.0, got -1\.0"):
+        Race({"model": "m", "task": "sst2"}, (Entrant("mezo", "mezo", (1e-4, -1.0)),))
     with pytest.raises(ZeroBlockError, match="mezo takes no rank"):
         Race({"model": "m", "task": "sst2"}, (Entrant("mezo", "mezo", (1e-4,), {"rank": 5}),))
 
@@ -289,6 +335,10 @@ def test_settings_that_the_race_decides_are_refused():
         (["mezo"], ["lozo=1e-4"], "unknown method in --lr: 'lozo'"),
         (["mezo"], ["1e-4;1e-3"], "write numbers with commas"),
         (["mezo", "mezo"], ["1e-4"], "names an entrant twice"),
+        (["mezo", "mezo auto=lozo"], ["auto"], "letters, digits, - and _ only, got 'mezo auto'"),
+        (["mezo"], ["1e-4", "1e-4,3e-4"], "has a learning rate twice"),
+        (["mezo"], ["mezo=1e-4", "mezo=1e-4"], "has a learning rate twice"),
+        (["mezo", "ft"], ["auto", "ft=auto"], "ft needs a learning rate: give --lr ft=3e-5"),
     ],
 )
 def test_mistakes_are_named_before_anything_runs(methods, lrs, says):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json as jsonlib
 import math
 import shlex
@@ -104,8 +105,10 @@ def race(
     ]
     if not planned:
         raise ZeroBlockError("task is missing: give --task")
-    stems = "-".join(Path(name).stem for name in tasks)
-    folder = out or Path("runs") / f"race-{stems}-{Path(flags['model']).name}"
+    stems = [Path(name).stem for name in tasks]
+    if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
+        raise ZeroBlockError(f"--task names {twice} twice, and each task has a folder of its name: race them apart")
+    folder = out or Path("runs") / f"race-{'-'.join(stems)}-{Path(flags['model']).name}"
     if not json:
         typer.echo(_preview(planned))
     if dry_run:
@@ -211,7 +214,7 @@ def _finish(course: Course, json: bool) -> None:
 
     course.save()
     write_report(course.folder)
-    if not (course.folder / "race.svg").is_file():
+    if importlib.util.find_spec("matplotlib") is None:
         typer.echo("no figure: it needs pip install 'zeroblock[figures]', then zeroblock report draws it", err=True)
     if json:
         for one in table.standings(course.scores):

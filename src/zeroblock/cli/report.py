@@ -27,8 +27,10 @@ def report(
     elif (place / "race.json").is_file():
         from ..race.page import write_report
     else:
+        inside = sorted(path.parent.name for path in place.glob("*/race.json"))
+        hint = f"; it holds one race per task: name one, as in {place / inside[0]}" if inside else ""
         raise ZeroBlockError(
-            f"{place} holds neither a run (config.toml) nor a sweep (table.csv) nor a race (race.json)"
+            f"{place} holds neither a run (config.toml) nor a sweep (table.csv) nor a race (race.json){hint}"
         )
     path = write_report(place)
     typer.echo(str(path))

@@ -50,6 +50,7 @@ class Course:
             folder: with ``race.json``.
         """
         state = _state(folder / STATE)
+        _refuse_older(folder, state)
         try:
             course = cls(Race.of(state["race"]), folder, str(state["command"]))
             course.failed = {str(name): str(why) for name, why in state["failed"].items()}
@@ -67,14 +68,14 @@ class Course:
         return found
 
     def chosen(self, entrant: Entrant) -> tuple[Rate] | None:
-        """The learning rate that dev chose, in a tuple of one: that of the lowest dev loss; None while it is open."""
+        """The learning rate that dev chose, in a tuple of one: that of the best try; None while it is open."""
         if not entrant.tries:
             return (entrant.lrs[0],)
         heats = list(self.race.tries(entrant))
         if any(heat.name not in self.done and heat.name not in self.failed for heat in heats):
             return None
         tried = [self.done[heat.name] for heat in heats if heat.name in self.done]
-        best = min(tried, key=_merit, default=None)
+        best = max(tried, key=self._merit, default=None)
         return None if best is None else (best.lr,)
 
     def heats(self) -> Iterator[Run]:
@@ -122,13 +123,20 @@ class Course:
         for seed in range(self.race.seeds):
             yield from (self.race.run(entrant, lr[0], seed) for entrant, lr in found if lr)
 
+    def _merit(self, score: Score) -> float:
+        """How good a heat is on dev, by what selects its weights as well; one that diverged comes last."""
+        value = -score.best.loss if self.race.by_loss else score.best.dev
+        return -math.inf if math.isnan(value) else value
+
     def _joined(self, race: Race) -> Race:
         """The race together with what the folder holds of it; a folder that holds another race is refused."""
         path = self.folder / STATE
         if not path.exists():
             return race
+        state = _state(path)
+        _refuse_older(self.folder, state)
         try:
-            there = Race.of(_state(path)["race"])
+            there = Race.of(state["race"])
         except (LookupError, TypeError, AttributeError) as error:
             raise ZeroBlockError(f"{path} is no race's ({error!r}): give another --out") from error
         held, asked = there.document(), race.document()
@@ -163,9 +171,13 @@ class Course:
                 raise ZeroBlockError(f"{path}: line {number} is no heat's ({error!r}): remove it") from error
 
 
-def _merit(score: Score) -> tuple[bool, float]:
-    """Smaller is better; a heat that diverged comes last."""
-    return math.isnan(score.best.loss), score.best.loss
+def _refuse_older(folder: Path, state: dict[str, Any]) -> None:
+    """Before races went by the clock, ``race.json`` held planned lengths, and every runner had a folder."""
+    if "race" not in state and "methods" in state:
+        raise ZeroBlockError(
+            f"{folder} holds a race of an older zeroblock, which this one cannot continue: its tables and runs stay as "
+            "they are; give another --out to race again"
+        )
 
 
 def _state(path: Path) -> dict[str, Any]:

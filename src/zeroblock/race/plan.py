@@ -35,6 +35,8 @@ MAX_STEPS = 100_000_000
 """More than any runner takes: the clock ends it."""
 FOLD_STEPS = 50
 """Evaluations fall on multiples of this, where a method collects steps before it writes them into the weights."""
+NAME = re.compile(r"[\w-]+")
+"""What an entrant can be called: part of a file's name, and of ``--set NAME.FIELD``."""
 RUNNER = "zeroblock.race.runner"
 """The module that makes a heat."""
 WARM_UP_SHARE, MAX_WARM_UP_S = 0.25, 2.0
@@ -108,7 +110,8 @@ class Race:
             raise ZeroBlockError(f"the race itself decides {own}: leave it out of --set")
         object.__setattr__(self, "_made", {})
         for entrant in self.entrants:
-            self.run(entrant, entrant.lrs[0], 0)  # which checks its settings before anything runs
+            for lr in entrant.lrs:
+                self.run(entrant, lr, 0)  # which checks its settings before anything runs
 
     @property
     def seconds(self) -> float:
@@ -124,6 +127,11 @@ class Race:
     def model(self) -> str:
         """The name of the model."""
         return str((self.settings | self.overrides)["model"])
+
+    @property
+    def by_loss(self) -> bool:
+        """Whether dev selects by its loss, as usual, or by the metric that the steps improve."""
+        return bool((self.settings | self.overrides).get("objective", "loss") == "loss")
 
     def tries(self, entrant: Entrant) -> Iterator[Run]:
         """The heats in which dev chooses the learning rate of an entrant; none if there is nothing to choose."""
@@ -182,6 +190,9 @@ def enter(names: Sequence[str], lrs: Sequence[str], fields: Mapping[str, Fields]
     for method in methods.values():
         if method not in known:
             raise unknown("method", method, known)
+    for name in methods:
+        if not NAME.fullmatch(name):
+            raise ZeroBlockError(f"--methods: an entrant's name has letters, digits, - and _ only, got {name!r}")
     if len(methods) < len(names) or not names:
         raise ZeroBlockError("--methods names an entrant twice, or none: write --methods mezo,mezo_bcd,ft")
     for name in fields:
@@ -194,9 +205,9 @@ def enter(names: Sequence[str], lrs: Sequence[str], fields: Mapping[str, Fields]
         if equals and name not in methods:
             raise unknown("method in --lr:", name, methods)
         if equals:
-            own[name] = _rates(values)
+            own[name] = _rates(values, own.get(name, ()))
         else:
-            common += _rates(values)
+            common = _rates(values, common)
     free = None in common
     common = tuple(lr for lr in common if lr is not None)
     count = len(common) or max((len([lr for lr in some if lr is not None]) for some in own.values()), default=0)
@@ -206,6 +217,8 @@ def enter(names: Sequence[str], lrs: Sequence[str], fields: Mapping[str, Fields]
         if method == ZERO_SHOT:
             entrants.append(Entrant(name, method, (None,), settings))
             continue
+        if method == BACKPROPAGATION and None in own.get(name, ()):
+            raise ZeroBlockError(f"{name} needs a learning rate: give --lr {name}=3e-5, or leave --lr {name}= out")
         if method == BACKPROPAGATION and name not in own:
             mine = adam_rates(max(count, 1))
         rates = tuple(lr for lr in mine if lr is not None)
@@ -229,9 +242,10 @@ def adam_rates(count: int) -> tuple[float, ...]:
     return tuple(sorted(float(f"{FT_LR * FT_FACTOR ** (i - (count - 1) // 2):.0e}") for i in range(count)))
 
 
-def _rates(text: str) -> tuple[Rate, ...]:
+def _rates(text: str, before: tuple[Rate, ...]) -> tuple[Rate, ...]:
+    """The learning rates of a text, after those that an earlier --lr gave."""
     try:
-        rates = tuple(None if word.strip() == AUTO else float(word) for word in text.split(","))
+        rates = before + tuple(None if word.strip() == AUTO else float(word) for word in text.split(","))
     except ValueError as error:
         raise ZeroBlockError(f"--lr {text!r}: write numbers with commas between, as in auto,1e-4,3e-4") from error
     if len(set(rates)) < len(rates):

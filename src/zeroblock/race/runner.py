@@ -123,6 +123,7 @@ class Heat:
         """On the clock."""
         self.evaluating = 0.0
         self.forwards = self.skipped = self.heard = 0
+        self._warm_up_steps = 0
         self.measured: dict[int, Evaluation] = {}
         self.points: list[dict[str, float]] = []
         self.best: dict[str, Tensor] = {}
@@ -156,12 +157,17 @@ class Heat:
         dev = self.measured[chosen]
         return {
             "limit": self.limit, "seconds": self.seconds, "evaluating": self.evaluating, "points": self.points,
-            "steps": self.learner.steps if self.learner else 0, "skipped": self.skipped, "forwards": self.forwards,
+            "steps": self.steps, "skipped": self.skipped, "forwards": self.forwards,
             "metric": self.work.task.metric.name, "dev_metric": dev.metric, "selected": chosen, "dev": dev.value,
             "dev_loss": dev.loss, "dev_n": dev.n,
             "test": test.value if test else None, "test_loss": test.loss if test else None,
             "test_n": test.n if test else 0,
         }  # fmt: skip
+
+    @property
+    def steps(self) -> int:
+        """The steps taken since the clock started."""
+        return self.learner.steps - self._warm_up_steps if self.learner else 0
 
     @property
     def _selected(self) -> int:
@@ -184,8 +190,8 @@ class Heat:
         """Measure dev, and keep the weights if it selects them."""
         assert self.learner is not None
         self.learner.settle()
-        self._add(self.learner.steps, self._evaluate("dev"))
-        if self._selected == self.learner.steps:
+        self._add(self.steps, self._evaluate("dev"))
+        if self._selected == self.steps:
             self.best.clear()
             self.best = _kept(self.work.model)
 
@@ -195,7 +201,7 @@ class Heat:
         self.points.append({name: plain(value) for name, value in point.items()})
 
     def _warm_up(self) -> None:
-        """Take steps that move nothing, off the clock."""
+        """Take steps that move nothing, off the clock and not counted."""
         assert self.learner is not None
         begin = time.perf_counter()
         half, end = (begin + share * warm_up_seconds(self.limit) for share in (0.5, 1.0))
@@ -210,6 +216,7 @@ class Heat:
         if steps == self.learner.steps:
             steps, then = 0, begin
         self._pace = steps, then - time.perf_counter()
+        self._warm_up_steps, self.forwards, self.skipped = self.learner.steps, 0, 0
 
     @property
     def _whole(self) -> bool:

@@ -18,6 +18,8 @@ from .score import Score, first_to, loss_at
 
 SHORT = ("entrant", "lr", "test %", "dev %", "dev loss", "steps", "passes", "seconds")
 """The columns that fit on a terminal; the others are in ``race.md``."""
+OVERTIME = 1.1
+"""A runner that trained for longer than planned by more than this factor is named."""
 HEAD = ("entrant", "lr", "test", "dev", "dev loss", "steps", "forward passes", "seconds", "evaluation")
 
 
@@ -119,23 +121,29 @@ def head(course: Course) -> list[str]:
     return [*(named.get(name, name) for name in HEAD), *last]
 
 
-def write(course: Course) -> None:
+def write(course: Course, figure: str = "race.svg") -> None:
     """Write the tables, each atomically.
 
     Args:
         course: the race so far.
+        figure: where ``race.md`` finds it.
     """
-    atomic.write(course.folder / "race.md", markdown(course))
+    atomic.write(course.folder / "race.md", markdown(course, figure))
     if points := _points(course):
         atomic.write(course.folder / "race.csv", csv_of(points))
         atomic.write(course.folder / "runners.csv", csv_of(_runners(course)))
 
 
-def markdown(course: Course) -> str:
-    """Write the table for people."""
+def markdown(course: Course, figure: str = "race.svg") -> str:
+    """Write the table for people.
+
+    Args:
+        course: the race so far.
+        figure: where to find it.
+    """
     lines = [f"# {title(course)}", "", f"    {shown(course.command, 2000)}", ""]
     lines += [*rules(course), "", *standings_table(course)]
-    lines += ["", "![dev against seconds and against forward passes](race.svg)"]
+    lines += ["", f"![dev against seconds and against forward passes]({figure})"]
     if found := notes(course):
         lines += ["", "## Notes", "", *(f"- {note}" for note in found)]
     return "\n".join(lines) + "\n"
@@ -158,10 +166,13 @@ def rules(course: Course) -> list[str]:
     race, scores = course.race, course.scores
     sizes = next((one.n for group in scores.values() for one in group), None)
     seeds = "one seed" if race.seeds == 1 else f"{race.seeds} seeds (mean ± sample standard deviation)"
-    tried = max(len(one.lrs) for one in race.entrants)
+    counts = {len(one.lrs) for one in race.entrants if one.lrs[0] is not None}
+    tried = max(counts, default=1)
+    many = f"up to {tried}" if len(counts) > 1 else str(tried)
+    best = "lowest dev loss" if race.by_loss else "highest dev metric"
     chosen = (
-        f"Where lr is a number, the entrant tried {tried} of them on dev, with the first seed, for {race.share:.0%} of "
-        "the time, and the one with the lowest dev loss went on. "
+        f"Where lr is a number, the entrant tried {many} of them on dev, with the first seed, for {race.share:.0%} of "
+        f"the time, and the one with the {best} went on. "
         if tried > 1
         else ""
     )
@@ -174,7 +185,7 @@ def rules(course: Course) -> list[str]:
     counted = f" (n {sizes[0]} dev, {sizes[1]} test)" if sizes else ""
     return [
         f"Every runner trained for {race.seconds:g} s, evaluations not counted, with {seeds}. {shared}{chosen}"
-        f"Test was measured once per runner, with the weights of the lowest dev loss{counted}; nothing was chosen by "
+        f"Test was measured once per runner, with the weights of the {best}{counted}; nothing was chosen by "
         f"test. With lr {AUTO} nobody set a learning rate.",
         "",
         "A forward pass is one batch at one point: a two-sided step is two, also where a forked pass measures both. "
@@ -183,9 +194,15 @@ def rules(course: Course) -> list[str]:
 
 
 def notes(course: Course) -> list[str]:
-    """What failed, and what is still to run."""
+    """What failed, what trained for too long, and what is still to run."""
     race, scores = course.race, course.scores
     found = [f"{name} failed: {shown(why, 2000)}" for name, why in course.failed.items()]
+    found += [
+        f"{one.entrant}, seed {one.seed}: trained for {one.seconds:.1f} s, not {race.seconds:g} s"
+        for group in scores.values()
+        for one in group
+        if one.seconds > OVERTIME * race.seconds
+    ]
     left = {one.name: race.seeds - len(scores[one.name]) for one in race.entrants}
     return found + [f"{name}: {count} of {race.seeds} runners to go" for name, count in left.items() if count]
 

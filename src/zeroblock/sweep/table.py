@@ -36,14 +36,15 @@ class Mean:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Mean:
-        """The mean of some numbers.
+        """The mean of some numbers; NaN if one of them is.
 
         >>> Mean.of([1.0, 2.0, 3.0])
         Mean(value=2.0, spread=1.0, count=3)
         """
         if not values:
             return cls(math.nan, math.nan, 0)
-        return cls(fmean(values), stdev(values) if len(values) > 1 else math.nan, len(values))
+        known = len(values) > 1 and all(map(math.isfinite, values))  # stdev fails on others
+        return cls(fmean(values), stdev(values) if known else math.nan, len(values))
 
 
 @dataclass(frozen=True)
