@@ -51,10 +51,10 @@ class Mapped(Shelf):
                 self._leave(i)
 
     def describe(self) -> str:
-        kept = "all" if self.kept >= len(self.layers) else f"{self.kept}"
+        kept = "as many of them as the system has room for" if self.kept >= len(self.layers) else f"{self.kept} of them"
         return (
             f"the weights rest in a file of the run's own ({words(len(self.region.flat))}), from which "
-            f"{len(self.layers)} layers are read as they run; {kept} of them stay in memory"
+            f"{len(self.layers)} layers are read as they run; {kept} stay in memory"
         )
 
     def close(self) -> None:
