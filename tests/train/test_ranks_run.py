@@ -103,6 +103,7 @@ def test_a_sharded_run_goes_on_with_whole_weights(base: dict[str, Any], tmp_path
         ({"shares": 3}, "2 do not divide 3"),
         ({"parallel": "probes", "probes": 2}, "give --parallel data"),
         ({"max_tokens": 100}, "leave out --max-tokens"),
+        ({"offload": "disk"}, "leave out --offload"),
         ({"lora": "r=2,targets=q"}, "leave out --lora"),
     ],
     ids=str,
