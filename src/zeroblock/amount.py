@@ -8,6 +8,7 @@ from .errors import ZeroBlockError
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+MAX_BYTES = 1 << 63
 
 
 def nbytes(text: str) -> int:
@@ -19,10 +20,10 @@ def nbytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*", text, re.IGNORECASE)
     if match is None or match[2].upper() not in UNITS:
         raise ZeroBlockError(f"an amount of memory is a number with a unit, such as 8GB or 500MB, got {text!r}")
-    found = int(float(match[1]) * UNITS[match[2].upper()])
-    if not found:
-        raise ZeroBlockError(f"an amount of memory must be positive, got {text!r}")
-    return found
+    found = float(match[1]) * UNITS[match[2].upper()]
+    if not 1 <= found < MAX_BYTES:
+        raise ZeroBlockError(f"an amount of memory must be positive, and less than 2**63 bytes, got {text[:40]!r}")
+    return int(found)
 
 
 def words(count: float) -> str:

@@ -152,7 +152,7 @@ def load(
             _auto_class_of(name, trust_remote_code=trust_remote_code).from_pretrained,
             name,
             "model",
-            dtype="auto" if lazy and _convertible(name, weights) else kind,
+            dtype="auto" if lazy and adapter is None and _convertible(name, weights) else kind,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,

@@ -24,6 +24,7 @@ from zeroblock.offload import Division, divide, shelf_of
 from zeroblock.offload.mapped import Mapped
 from zeroblock.report.view import Quiet
 from zeroblock.train import resume, run
+from zeroblock.train.offloaded import divided
 from zeroblock.train.workload import resolve
 
 
@@ -46,6 +47,8 @@ def test_a_run_on_a_file(llama: Path, data: Path, tmp_path: Path, models: list[A
     offloaded, notes = config.replace(offload="disk"), _Notes()
     stopped = run(offloaded, tmp_path / "offloaded", Kill(4))
     assert stopped.steps == 4
+    with pytest.raises(ZeroBlockError, match="use --offload disk"):
+        resume(tmp_path / "offloaded", offload="host")  # decided anew, as when a run begins
     resume(tmp_path / "offloaded", notes)  # from the base and the journal: the file of the first sitting is gone
     assert any("file of the run's own" in line for line in notes.lines)
     assert isinstance(shelf_of(models[-1]), Mapped)
@@ -53,6 +56,15 @@ def test_a_run_on_a_file(llama: Path, data: Path, tmp_path: Path, models: list[A
     assert kept(tmp_path / "resident") == kept(tmp_path / "offloaded")
     assert _digests(llama) == before
     assert not [file for file in (tmp_path / "offloaded").iterdir() if "weights" in file.name]
+
+
+def test_adapters_keep_their_dtype(llama: Path, data: Path, tmp_path: Path, models: list[Any]) -> None:
+    config = settings(llama, data, dtype="bf16", steps=2, eval_every=2, eval_limit=2, lora="r=2,targets=q,v")
+    run(config, tmp_path / "resident")
+    run(config.replace(offload="disk"), tmp_path / "offloaded")  # the files are fp32
+    assert {param.dtype for param in models[1].parameters()} == {torch.float32, torch.bfloat16}
+    assert same(snapshot(models[0]), snapshot(models[1]))
+    assert kept(tmp_path / "resident") == kept(tmp_path / "offloaded")
 
 
 def test_weights_on_a_file_take_no_memory(llama: Path, tmp_path: Path) -> None:
@@ -72,9 +84,10 @@ def test_weights_on_a_file_take_no_memory(llama: Path, tmp_path: Path) -> None:
 
 def test_settings(llama: Path, data: Path, tmp_path: Path) -> None:
     assert nbytes("500 MB") == 500_000_000
-    for wrong in ("8", "GB", "0GB", "8XB"):
+    for wrong in ("8", "GB", "0GB", "8XB", "-1GB", "9" * 400 + "GB"):
         with pytest.raises(ZeroBlockError, match="amount of memory"):
             settings(llama, data, memory=wrong)
+    assert nbytes("8gib") == 8 << 30
     with pytest.raises(ZeroBlockError, match="leave out --offload"):
         settings(llama, data, method="ft", offload="host")
     with pytest.raises(ZeroBlockError, match="use --offload disk"):
@@ -94,6 +107,10 @@ def test_memory_is_divided(llama: Path) -> None:
     assert found[0].tokens < found[-1].tokens
     half = divide(model, 1_000_000, dtype=torch.bfloat16)
     assert (half.layer, half.outside) == (found[0].layer // 2, found[0].outside // 2)
+    method = settings(llama, llama, method="zo_momentum", memory="4MB", dtype="fp32")
+    division = divided(method, model)
+    assert division is not None
+    assert division.kept == sum(param.nbytes for param in model.parameters())  # a number per weight
     assert divide(model, 4_000_000, kept=2_000_000).tokens < divide(model, 4_000_000).tokens
     thirteen = Division(4 * 10**9, 40, 629 * 10**6, 536 * 10**6, 629 * 10**6, 0, 755 * 10**6, 3072, 3)
     assert "0 of 40 layers stay, 40 are streamed" in thirteen.describe()
@@ -109,6 +126,8 @@ def test_bench_stream(llama: Path, tmp_path: Path) -> None:
     found = [json.loads(line) for line in shown.stdout.splitlines()]
     assert [one["batch_size"] for one in found] == [2, 4]
     assert all(one["copy_ms"] > 0 and one["compute_ms"] > 0 for one in found)
+    for wrong in (["--offload", "disk"], ["--offload", "hots"], ["--method", "mezo_bdc"]):
+        assert isinstance(CliRunner().invoke(app, ["bench", "stream", *flags, *wrong]).exception, ZeroBlockError)
 
 
 def test_plan_says_it(llama: Path, data: Path) -> None:

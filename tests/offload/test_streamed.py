@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from zeroblock import fused
 from zeroblock.engine import Engine
 from zeroblock.errors import ZeroBlockError
 from zeroblock.offload import shelf_of
+from zeroblock.offload.lane import Lane
+from zeroblock.offload.region import Region
 from zeroblock.offload.streamed import Streamed
 from zeroblock.quantise import quantise_
 
@@ -165,6 +168,33 @@ def test_interrupted_passes_leave_the_weights() -> None:
     hook.remove()
     assert engine.scores(BATCH) == Engine(build()).scores(BATCH)
     assert not any(buffer.busy for buffer in shelf.buffers)
+    for name in ("bring", "arrive"):  # where a copy is begun, or waited for
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shelf.lane, name, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                engine.scores(BATCH)
+        assert engine.scores(BATCH) == Engine(build()).scores(BATCH)
+    hook = inside.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.scores(BATCH)
+    zb.unshelve(model)
+    at_rest = [tensor.data_ptr() for layer in shelf.layers for tensor in layer.resting]
+    assert [tensor.data_ptr() for layer in shelf.layers for tensor in layer.tensors] == at_rest
+
+
+def test_a_copy_that_is_interrupted_is_waited_for_again() -> None:
+    lane, coming = Lane(torch.device("cpu"), 8, pinned=True), Future[None]()
+    buffer = lane.buffer()
+    buffer.coming, buffer.versions = coming, (1,)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coming, "result", lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            lane.arrive(buffer)
+    assert buffer.coming is coming  # the thread goes on with it
+    coming.set_exception(OSError("the disk is gone"))
+    with pytest.raises(OSError, match="gone"):
+        lane.arrive(buffer)
+    assert (buffer.coming, buffer.versions) == (None, ())  # it is copied again
 
 
 def test_generated_and_saved_as_if_resident(tmp_path: Any) -> None:
@@ -189,6 +219,44 @@ def test_quantised_layers_are_streamed() -> None:
     assert losses[0] == losses[1]
     pairs = zip(known.state_dict().values(), model.state_dict().values(), strict=True)
     assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
+
+
+def test_integers_move_by_scales_that_travel_with_them() -> None:
+    found = []
+    for moves in (quantise_(build("llama-tied"), "int4"), quantise_(build("llama-tied"), "int4")):
+        for name, param in moves.named_parameters():
+            param.requires_grad_("q_proj.weight" in name)  # a small part of a layer, and not its scales
+        if found:
+            streamed(moves)
+        losses = [record.losses for record in steps(moves, zb.mezo(moves, lr=1e-1), 2)]
+        found.append((losses, [value.view(torch.uint8).clone() for value in moves.state_dict().values()]))
+    assert found[0][0] == found[1][0]
+    assert all(map(torch.equal, found[0][1], found[1][1]))
+
+
+def test_one_layer_and_a_list_of_embeddings() -> None:
+    class Prefixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.prefix = nn.ModuleList([nn.Embedding(2, 2)])
+            self.layers = nn.ModuleList([nn.Linear(2, 2)])
+
+    model = Prefixed()
+    shelf = zb.shelve(model, "host", device="cpu", memory="1GB")  # one layer needs one buffer
+    assert isinstance(shelf, Streamed)
+    assert [layer.module for layer in shelf.layers] == list(model.layers)
+
+
+def test_only_what_has_another_dtype_is_converted() -> None:
+    model = build("opt", torch.bfloat16)
+    exact = model.model.decoder.layers[0].fc1.bias
+    exact.data = exact.data.float()  # as an adapter's, or what has to stay in fp32
+    zb.shelve(model, "host", device="cpu", dtype=torch.bfloat16)
+    assert exact.dtype == torch.float32
+    model = build()
+    model._keep_in_fp32_modules = ["fc1"]
+    with pytest.raises(ZeroBlockError, match="as its files have it"):
+        zb.shelve(model, "host", device="cpu", dtype=torch.bfloat16)
 
 
 def test_accelerates_hooks_are_replaced() -> None:
@@ -233,6 +301,8 @@ def test_what_cannot_work_says_so(words: str, run: Callable[[Any], object]) -> N
 def test_models_that_cannot_be_streamed() -> None:
     with pytest.raises(ZeroBlockError, match="did you mean 'host'"):
         zb.shelve(build(), "hots")  # type: ignore[arg-type]
+    with pytest.raises(ZeroBlockError, match="give --offload disk"):
+        Region.memory(1 << 60)
     with pytest.raises(ZeroBlockError, match="no list of layers"):
         zb.shelve(nn.Linear(2, 2), device="cpu")
     with pytest.raises(ZeroBlockError, match="never called"):

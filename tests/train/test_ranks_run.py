@@ -104,6 +104,7 @@ def test_a_sharded_run_goes_on_with_whole_weights(base: dict[str, Any], tmp_path
         ({"parallel": "probes", "probes": 2}, "give --parallel data"),
         ({"max_tokens": 100}, "leave out --max-tokens"),
         ({"graphs": "on"}, "leave out --graphs on"),
+        ({"offload": "disk"}, "leave out --offload"),
         ({"lora": "r=2,targets=q"}, "leave out --lora"),
     ],
     ids=str,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ZeroBlockError
+from ..errors import ZeroBlockError, unknown
 
 
 def stream(
@@ -35,6 +35,8 @@ def stream(
     from ..bench import batch
     from ..bench.row import append
     from ..bench.stream import StreamRow, measure
+    from ..method import METHODS
+    from ..offload.placing import PLACES
     from ..task import get
 
     sizes = [int(size) for size in batch_size.split(",") if size.strip().isdecimal()]
@@ -42,11 +44,17 @@ def stream(
         raise ZeroBlockError(f"--batch-size takes numbers with commas between, such as 16,64, got {batch_size!r}")
     pool = batch.read(encoded / f"{task}.jsonl" if encoded.is_dir() else encoded, get(task).over)
     target = models.find_device(device)
+    if offload not in PLACES:
+        raise unknown("place for weights:", offload, PLACES)
+    if offload == "disk" and target.type == "cpu":
+        raise ZeroBlockError("on the CPU a file is used where it is, and nothing is copied: leave out --offload")
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
     if csv is not None:
         append(csv, [], StreamRow)
     rows = measure(
         model, task, pool, method=method, dtype=models.precision(dtype, target), device=target,
-        offload="disk" if offload == "disk" else "host", memory=None if memory is None else nbytes(memory),
+        offload=offload, memory=None if memory is None else nbytes(memory),
         batch_sizes=sizes, steps=steps,
     )  # fmt: skip
     for row in rows:

@@ -15,7 +15,7 @@ from .. import adapter
 from .. import model as models
 from ..errors import ZeroBlockError, shown
 from ..offload import shelve
-from ..quantise import recorded
+from ..quantise import recorded, stored_bytes
 from .header import Header
 
 
@@ -108,8 +108,11 @@ class Base:
         if device.type != "cuda" or self._random or models.is_stored_quantised(self.name):
             return False
         assert self._dtype is not None
-        skeleton = models.skeleton(self.name, trust_remote_code=self.trust_remote_code)
-        return sum(p.numel() for p in skeleton.parameters()) * self._dtype.itemsize > torch.cuda.mem_get_info(device)[0]
+        skeleton = models.skeleton(
+            self.name, trust_remote_code=self.trust_remote_code, adapter=adapter.recorded(self.header.extra),
+            weights=recorded(self.header.extra),
+        )  # fmt: skip
+        return stored_bytes(skeleton, self._dtype.itemsize) > torch.cuda.mem_get_info(device)[0]
 
     def tokenizer(self) -> Any:
         """Load the tokenizer of the base."""

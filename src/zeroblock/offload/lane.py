@@ -50,7 +50,7 @@ class Buffer:
         self.layer: int | None = None
         """The layer whose weights it holds, or will hold when ``ready`` has happened."""
         self.versions: tuple[int, ...] = ()
-        """Of that layer when it was copied."""
+        """Of that layer when it was copied; empty where it is not copied whole."""
         self.busy = False
         """Whether the layer is running, or is lifted: the buffer must not be given to another one."""
         self.ready, self.free = event(), event()
@@ -142,8 +142,13 @@ class Lane:
     def arrive(self, buffer: Buffer) -> None:
         """Have the kernels that follow wait until a buffer is filled."""
         if buffer.coming is not None:
-            coming, buffer.coming = buffer.coming, None
-            coming.result()
+            try:
+                buffer.coming.result()
+            except BaseException:  # Ctrl-C leaves the copy under way; one that failed is not there
+                if buffer.coming.done():
+                    buffer.coming, buffer.versions = None, ()
+                raise
+            buffer.coming = None
         if self.cuda:
             torch.cuda.current_stream(self.device).wait_event(buffer.ready)
 

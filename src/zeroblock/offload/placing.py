@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from ..amount import nbytes
+from ..block import is_packed
 from ..errors import ZeroBlockError, unknown
 from ..shard import is_spread
+from .layout import CONVERTED
 from .mapped import Mapped
 from .memory import Division, divide
 from .region import Region
@@ -48,7 +50,8 @@ def shelve(
         memory: of the device, for weights, copies and rows: "8GB", bytes, or how it is divided. By default only the
             layers that are needed next are on the device.
         folder: where the file goes.
-        dtype: that weights are converted to on their way, tensor by tensor; by default they stay as they are.
+        dtype: that weights are converted to on their way, tensor by tensor; by default they stay as they are, as
+            they do if the model has this dtype already, where some (an adapter's) were meant to have another one.
     """
     if to not in PLACES:
         raise unknown("place for weights:", to, PLACES)
@@ -59,6 +62,7 @@ def shelve(
     _check(model)
     if isinstance(memory, str):
         memory = nbytes(memory)
+    dtype = _conversion(model, dtype)
     layers, others = layers_of(model, dtype)
     if not layers:
         raise ZeroBlockError(f"{type(model).__name__} has no list of layers that could be streamed: leave out offload")
@@ -84,7 +88,7 @@ def shelve(
         for tensor, slot in zip(others.tensors, others.layout.slots, strict=True):
             tensor.data = tensor.data.to(target, slot.dtype)
         if to == "host" and target.type == "cuda":
-            region.pin(layer.span for layer in layers)
+            region.pin((layer.span for layer in layers), target)
         buffers = division.buffers if isinstance(division, Division) else MIN_BUFFERS + 1
         shelf = Streamed(layers, region, target, buffers)
     keep(model, shelf)
@@ -123,8 +127,26 @@ def _check(model: nn.Module) -> None:
                 f"{name!r} is sharded over several processes, which divides the memory already: leave out offload, or "
                 "run one process"
             )
+        if is_packed(param) and type(param) is not nn.Parameter:
+            raise ZeroBlockError(
+                f"{name!r} is packed by another library ({type(param).__name__}), which keeps more than this tensor: "
+                "leave out offload, or take integers that can be streamed (--weights int4)"
+            )
         if param.is_meta:
             raise ZeroBlockError(f"{name!r} is on the meta device; load the weights first")
+
+
+def _conversion(model: nn.Module, dtype: torch.dtype | None) -> torch.dtype | None:
+    """The dtype that all weights of a model are to be converted to; None where there is nothing to convert."""
+    loaded = next((param.dtype for param in model.parameters() if param.dtype in CONVERTED), dtype)
+    if loaded == dtype:
+        return None
+    if dtype is not None and any(getattr(model, f"_keep_in_fp32_modules{end}", None) for end in ("", "_strict")):
+        raise ZeroBlockError(
+            f"some weights of {type(model).__name__} have to stay in fp32, which is decided while they are read: with "
+            "--offload, give --dtype as its files have it"
+        )
+    return dtype
 
 
 def _unhook(model: nn.Module) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..amount import words
 from ..errors import ZeroBlockError
 from .layout import PAGE_BYTES, Span
 
@@ -35,7 +36,12 @@ class Region:
     @classmethod
     def memory(cls, nbytes: int) -> Region:
         """Memory of the host."""
-        mapping = mmap.mmap(-1, max(nbytes, PAGE_BYTES))
+        try:
+            mapping = mmap.mmap(-1, max(nbytes, PAGE_BYTES))
+        except (OSError, OverflowError) as error:
+            raise ZeroBlockError(
+                f"the weights take {words(nbytes)} of the host, which has not as much: give --offload disk"
+            ) from error
         with contextlib.suppress(AttributeError, OSError):
             mapping.madvise(mmap.MADV_HUGEPAGE)  # pinning takes time per page
         return cls(mapping)
@@ -61,14 +67,18 @@ class Region:
                 return cls(mmap.mmap(file.fileno(), nbytes))
         except OSError as error:
             raise ZeroBlockError(
-                f"the run's own copy of the weights takes {nbytes / 1e9:.1f} GB in {place} "
+                f"the run's own copy of the weights takes {words(nbytes)} in {place} "
                 f"({error.strerror or error}): free some space, or give an --out on another disk"
             ) from error
 
-    def pin(self, spans: Iterable[Span]) -> bool:
+    def pin(self, spans: Iterable[Span], device: torch.device) -> bool:
         """Let a GPU read these parts without help of the host; False where the system refuses.
 
         torch's own pinned memory would take the next power of two for every layer.
+
+        Args:
+            spans: the parts, no page of which belongs to two.
+            device: the GPU.
         """
         cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         done: list[int] = []
@@ -78,10 +88,10 @@ class Region:
                 for known in done:
                     cudart.cudaHostUnregister(known)
                 with contextlib.suppress(RuntimeError):  # CUDA reports the refusal once more, to whoever comes next
-                    torch.zeros(1, device="cuda")
+                    torch.zeros(1, device=device)
                 return False
             done.append(address)
-        weakref.finalize(self, _unpin, self.flat, done).atexit = False  # it keeps the memory until then
+        weakref.finalize(self, _unpin, self.flat, done, device).atexit = False  # it keeps the memory until then
         self.pinned = True
         return True
 
@@ -100,7 +110,8 @@ class Region:
                 self._mapping.madvise(option, span[0], span[1] - span[0])
 
 
-def _unpin(flat: Tensor, addresses: list[int]) -> None:
+def _unpin(flat: Tensor, addresses: list[int], device: torch.device) -> None:
+    torch.cuda.synchronize(device)  # garbage may be collected before the copies have ended that were begun ahead
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     for address in addresses:
         cudart.cudaHostUnregister(address)

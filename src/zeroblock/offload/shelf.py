@@ -180,8 +180,12 @@ def watch(
 
 
 def layers_of(model: nn.Module, dtype: torch.dtype | None = None) -> tuple[list[Layer], Layer]:
-    """The layers of a model, and everything outside of them; a tensor that two layers share is outside."""
-    modules = [layer for path in stacks(model) for layer in model.get_submodule(path).children()]
+    """The layers of a model, and everything outside of them.
+
+    A tensor that two layers share is outside, and so are lists of embeddings (a prefix), which are read without a call.
+    """
+    items = [layer for path in stacks(model) for layer in model.get_submodule(path).children()]
+    modules = [layer for layer in items if not isinstance(layer, nn.Embedding)]
     everything = {id(t): t for t in (*model.parameters(), *model.buffers())}
     owners: dict[int, set[int]] = {}
     for module in model.modules():

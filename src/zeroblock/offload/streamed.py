@@ -19,6 +19,7 @@ from ..direction import Member
 from ..errors import ZeroBlockError
 from ..interrupt import uninterrupted
 from .lane import Buffer, Lane
+from .layout import CONVERTED
 from .region import Region
 from .shelf import GRADIENTS, Layer, Shelf, watch
 
@@ -42,7 +43,7 @@ class Streamed(Shelf):
 
     def __init__(self, layers: Sequence[Layer], region: Region, device: torch.device, buffers: int) -> None:
         super().__init__(device)
-        if buffers < MIN_BUFFERS:
+        if buffers < min(MIN_BUFFERS, len(layers)):
             raise ZeroBlockError(f"streamed layers need {MIN_BUFFERS} buffers at least, got {buffers}")
         self.layers, self.region = list(layers), region
         self.lane = Lane(device, max(layer.layout.nbytes for layer in layers), region.pinned)
@@ -140,6 +141,7 @@ class Streamed(Shelf):
                 buffer.layer = None
 
     def close(self) -> None:
+        self._tidy()
         for end in self._ends:
             end()
         self.lane.close()
@@ -175,8 +177,8 @@ class Streamed(Shelf):
 
     def _show(self, i: int, buffer: Buffer) -> None:
         self.lane.arrive(buffer)
+        buffer.busy = True  # first, so that an interrupt is tidied up
         self.layers[i].show(self._views(i, buffer))
-        buffer.busy = True
 
     def _rest(self, buffer: Buffer) -> None:
         assert buffer.layer is not None
@@ -229,13 +231,15 @@ class Streamed(Shelf):
         layer = self.layers[i]
         if buffer.coming is not None:
             self.lane.arrive(buffer)  # a copy that nobody needed in the end
-        if buffer.layer is not None:
-            self._where.pop(buffer.layer, None)
+        if buffer.layer is not None and self._where.get(buffer.layer) is buffer:
+            del self._where[buffer.layer]
         whole = tensors is None or len(tensors) == len(layer.tensors)
         spans = [(0, layer.layout.nbytes)] if whole else layer.layout.spans(tensors or ())
-        buffer.layer, buffer.versions = i, layer.versions
+        buffer.layer, buffer.versions = i, ()
         self._where[i] = buffer
         self.lane.bring(buffer, self.region.flat[slice(*layer.span)], spans, self._written[i])
+        if whole:
+            buffer.versions = layer.versions  # last: after an interrupt the layer is copied again
         return buffer
 
     def _views(self, i: int, buffer: Buffer) -> list[Tensor]:
@@ -254,7 +258,9 @@ class Streamed(Shelf):
         with torch._C.DisableTorchFunction():
             self._tidy()
             buffer = self._where.get(i)
-            mostly = 2 * sum(layer.layout.slots[n].nbytes for n in moved) >= layer.layout.nbytes
+            slots = [layer.layout.slots[n] for n in moved]
+            mostly = 2 * sum(slot.nbytes for slot in slots) >= layer.layout.nbytes
+            mostly = mostly or any(slot.dtype not in CONVERTED for slot in slots)  # integers move by their scales
             if buffer is None or buffer.versions != layer.versions:
                 buffer = self._bring(i, buffer or self._victim(), None if mostly else moved)
                 partial = not mostly

@@ -24,6 +24,7 @@ from .folder import Folder
 from .follower import Log, Unwritten
 from .joint import OWN, load, measured_alike, opened, shared
 from .learner import ZerothOrder
+from .offloaded import decided
 from .peers import Peers
 from .price import as_begun, priced
 from .session import Result, Session, out_of_memory
@@ -67,6 +68,7 @@ def resume(
     with opened(out, Peers.here()) as (folder, peers):
         config = peers.first(lambda: _recorded(folder, trust_remote_code, changes))
         config = config.replace(trust_remote_code=trust_remote_code)  # the leader decides for itself alone
+        config = peers.together(lambda: decided(config))
         with measured_alike(config):
             return _continue(config, folder, view or Quiet(), peers, force)
 

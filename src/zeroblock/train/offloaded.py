@@ -15,6 +15,9 @@ from ..errors import ZeroBlockError
 from ..offload import Division, divide, least_division, shelve
 from .config import Config
 
+KEPT_AS = {"zo_momentum": "conmezo", "lozo_m": "lozo"}
+"""Methods that the table of memory leaves out, each with one that keeps as much from step to step."""
+
 
 def decided(config: Config) -> Config:
     """The configuration with a place for its weights, if it gives a memory and they do not fit there.
@@ -51,7 +54,7 @@ def divided(config: Config, model: nn.Module) -> Division | None:
     needs = {need.method: need.kept_here for need in table(model, dtype.itemsize)} if config.trains else {}
     kind, _, count = (config.partition or "").partition(":")
     lifted = int(count) if kind == "layers" and count.isdigit() else 1
-    kept = int(needs.get(config.method, 0))
+    kept = int(needs.get(KEPT_AS.get(config.method, config.method), 0))
     if config.memory is None:
         return least_division(model, config.max_tokens or GPU_MAX_TOKENS, dtype=dtype, lifted=lifted, kept=kept)
     return divide(model, nbytes(config.memory), dtype=dtype, lifted=lifted, kept=kept)
@@ -72,13 +75,6 @@ def shelved(config: Config, model: nn.Module, folder: Path, tell: Callable[[str]
     if config.offload is None:
         return None if division is None else division.tokens
     device, dtype = models.find_device(config.device), models.DTYPES[config.dtype]
-    exact = [getattr(model, f"_keep_in_fp32_modules{end}", None) for end in ("", "_strict")]
-    loaded = next(param.dtype for param in model.parameters() if param.dtype in models.DTYPES.values())
-    if any(exact) and loaded != dtype:
-        raise ZeroBlockError(
-            f"some weights of {type(model).__name__} have to stay in fp32, which is decided while they are read: with "
-            "--offload, give --dtype as its files have it"
-        )
     shelf = shelve(model, config.offload, device=device, memory=division, folder=folder, dtype=dtype)
     tell(shelf.describe())
     return None if division is None else division.tokens
