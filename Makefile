@@ -22,7 +22,7 @@ $(SMOLLM2): $(STAMP)
 
 install: $(STAMP) ## Create .venv and install zeroblock with pinned versions
 
-demo: $(SMOLLM2) ## Fine-tune SmolLM2 on review sentences with MeZO-BCD (two cores: under ten minutes, all set-up included)
+demo: $(SMOLLM2) ## Fine-tune SmolLM2 on review sentences with forward passes (two cores: under ten minutes, all set-up included)
 	$(BIN)/zeroblock demo
 
 test: $(SMOLLM2) ## Run the tests (two cores: under fifteen minutes)

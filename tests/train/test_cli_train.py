@@ -209,7 +209,8 @@ def test_demo(llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("zeroblock.train.make", tiny)
     first = call("demo", "--out", tmp_path / "demo", "--seed", 1)
     config = asked[0]
-    assert (config.model, config.task, config.method, config.seed) == ("smollm2", "reviews", "mezo_bcd", 1)
+    assert (config.model, config.task, config.method, config.seed) == ("smollm2", "reviews", "fzoo_bcd", 1)
+    assert config.lr is None
     assert config.test is not None
     assert config.test >= 400
     (result,) = (line for line in first.stdout.splitlines() if line.startswith("accuracy on"))
