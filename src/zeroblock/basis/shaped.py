@@ -14,8 +14,8 @@ from ..noise import Key
 from .base import CHUNK, Basis
 from .wrapped import Wrapped
 
-PIECE = 1 << 19
-"""Coordinates that are always shaped at once: 2 MiB in fp32; smaller pieces would cost a GPU more in launches."""
+PIECE = {"cpu": 1 << 12, "cuda": 1 << 19}
+"""Coordinates that are always shaped at once: on a GPU smaller pieces would cost more in launches than they save."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Shaped(Wrapped):
         if draw is None:
             return super().perturbed(param, key, eps)
         copy = param.detach().clone(memory_format=torch.contiguous_format)
-        piece = max(PIECE, min(CHUNK, self.size // 16))
+        piece = max(PIECE.get(copy.device.type, CHUNK), min(CHUNK, self.size // 16))
         for start in range(0, self.size, piece):
             span = slice(start, min(start + piece, self.size))
             part, z = copy.view(-1)[span], self.coords(param, key, span)
