@@ -280,3 +280,22 @@ def test_a_forward_pass_in_autocast_measures_in_single_precision() -> None:
         losses.append(copies)
     assert torch.equal(losses[0][1], losses[1][1])
     assert not torch.equal(losses[0][0], losses[0][1])
+
+
+@pytest.mark.parametrize("method", ["hizoo", "conmezo"])
+def test_the_size_of_pieces_changes_no_bit(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU shapes larger pieces than the CPU does, and their journals rebuild the same weights."""
+    ends = []
+    for least in (9, 1 << 19):  # pieces of 35 weights, which end within a word of the noise; all at once
+        monkeypatch.setattr("zeroblock.basis.shaped.LEAST", least)
+        torch.manual_seed(0)
+        model = torch.nn.Linear(33, 17).bfloat16()
+        x = torch.ones(3, 33, dtype=torch.bfloat16)
+        optimizer = zb.METHODS[method](model, lr=1e-2, eps=1e-2)
+        records = []
+        optimizer.listener = records.append
+        for _ in range(5):
+            optimizer.step(lambda model=model, x=x: model(x).float().square().mean())
+        ends.append((records, [p.detach().clone() for p in model.parameters()]))
+    assert ends[0][0] == ends[1][0]
+    assert all(map(torch.equal, ends[0][1], ends[1][1]))

@@ -12,11 +12,3 @@ from pool import Pool
 def pool() -> Iterator[Pool]:
     with Pool(4, preload=["rank_warm", "shard_case", "torch._dynamo"]) as pool:
         yield pool
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--dist loadgroup`` one worker runs all of these tests, so that there is one pool."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.path.parent.name == "ranks":
-                item.add_marker(pytest.mark.xdist_group("ranks"))

@@ -23,7 +23,9 @@ import zeroblock as zb
 from zeroblock.cli import app
 from zeroblock.journal import read
 from zeroblock.model import load
+from zeroblock.train import Config, joint
 from zeroblock.train.launch import Launch, leave
+from zeroblock.train.peers import Peers
 
 KILLS = int(os.environ.get("ZEROBLOCK_TEST_KILLS", "2"))
 """How often a rank is killed; 20 take some minutes."""
@@ -291,3 +293,10 @@ def test_leaving_needs_no_sound_environment_and_no_reader(monkeypatch: pytest.Mo
 def test_what_needs_torchrun(base: dict[str, Any], tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["train", *made(base | {"parallel": "data"}), "--out", str(tmp_path / "run")])
     assert "torchrun --standalone --nproc-per-node" in str(result.exception)
+
+
+def test_one_process_has_nothing_to_divide(base: dict[str, Any]) -> None:
+    told: list[str] = []
+    config = joint.shared(Config(**base, shard="fsdp"), Peers.here(), told.append, begins=True)
+    assert config.shard == "none"
+    assert told == ["one process holds all weights, so --shard fsdp has nothing to divide: start it with torchrun"]

@@ -14,16 +14,16 @@ from ..noise import Key
 from .base import CHUNK, Basis
 from .wrapped import Wrapped
 
-PIECE = {"cpu": 1 << 12, "cuda": 1 << 19}
-"""Coordinates that are always shaped at once: on a GPU smaller pieces would cost more in launches than they save."""
+LEAST, LEAST_ON_GPU = 1 << 12, 1 << 19
+"""Coordinates that are always shaped at once: smaller pieces would cost a GPU more in launches than they save."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shaped(Wrapped):
     """Another basis whose coordinates are a function of the noise: z ↦ shape(z), element by element.
 
-    The coordinates are materialised in fp32 before they are lifted, a sixteenth of a large tensor (at least
-    ``PIECE`` of them) at a time.
+    The coordinates are materialised in fp32 before they are lifted, a sixteenth of a large tensor at a time; the
+    size of the pieces changes no bit.
 
     Args:
         inner: the basis.
@@ -55,7 +55,7 @@ class Shaped(Wrapped):
         if draw is None:
             return super().perturbed(param, key, eps)
         copy = param.detach().clone(memory_format=torch.contiguous_format)
-        piece = max(PIECE.get(copy.device.type, CHUNK), min(CHUNK, self.size // 16))
+        piece = max(LEAST_ON_GPU if copy.is_cuda else LEAST, min(CHUNK, self.size // 16))
         for start in range(0, self.size, piece):
             span = slice(start, min(start + piece, self.size))
             part, z = copy.view(-1)[span], self.coords(param, key, span)

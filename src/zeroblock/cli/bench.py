@@ -92,7 +92,7 @@ def step(
     choices = variant.choose(_names(methods), _names(engines))
     sampling = Sampling(batch_size, steps, quick, warmup, seed, max_tokens, _graphs(graphs), interval)
     names = _names(task)
-    where = models.place(device)
+    where = models.find_device(device)
     if csv is not None:
         rows_of.check(csv)
     pools = {name: pool_of(name, model, data, encoded, tokenizer, seed) for name in names}
@@ -150,7 +150,7 @@ def run(
 
     if weights is not None and reference:
         raise ZeroBlockError("MeZO's own procedure moves weights in place, which integers cannot: add --no-reference")
-    where = models.place(device)
+    where = models.find_device(device)
     if csv is not None:
         rows_of.append(csv, [], runs.RunRow)
     pools = {name: pool_of(name, model, data, encoded, tokenizer, seed) for name in _names(task)}
@@ -200,7 +200,7 @@ def cost(
     from ..bench import cost as costs
     from ..bench import row as rows_of
 
-    where = models.place(device)
+    where = models.find_device(device)
     if csv is not None:
         rows_of.append(csv, [], costs.CostRow)
     pool = pool_of(task, model, data, encoded, tokenizer, 0)

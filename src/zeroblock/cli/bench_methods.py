@@ -59,7 +59,7 @@ def methods(
     wanted = list(dict.fromkeys(wanted))
     for name in wanted:
         get(name)
-    where = models.place(device)
+    where = models.find_device(device)
     if csv is not None:
         rows_of.append(csv, [], measuring.MethodRow)
     pool = pool_of(task, model, data, encoded, tokenizer, 0)

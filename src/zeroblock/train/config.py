@@ -183,7 +183,9 @@ class Config:
         if self.memory is not None:
             nbytes(self.memory)
         if self.offload is not None and self.method == BACKPROPAGATION:
-            raise ZeroBlockError("ft needs all weights, gradients and moments on the device: leave out --offload")
+            raise ZeroBlockError(
+                "ft needs all weights, gradients and moments on the device: leave out --offload, or raise --memory"
+            )
         if self.rounding == "stochastic":  # the default, so that both spellings are one configuration
             object.__setattr__(self, "rounding", None)
         if self.track is not None and self.track not in TRACKERS:

@@ -69,6 +69,10 @@ def shared(config: Config, peers: Peers, tell: Callable[[str], None], *, begins:
         begins: whether the run is about to begin; one that goes on keeps its parts.
     """
     if peers.size == 1:
+        if config.shard != "none":
+            tell(
+                f"one process holds all weights, so --shard {config.shard} has nothing to divide: start it with torchrun"
+            )
         return config.replace(shard="none")
     return peers.together(lambda: _shared(config, tell, begins, peers.size))
 
