@@ -299,4 +299,4 @@ def test_one_process_has_nothing_to_divide(base: dict[str, Any]) -> None:
     told: list[str] = []
     config = joint.shared(Config(**base, shard="fsdp"), Peers.here(), told.append, begins=True)
     assert config.shard == "none"
-    assert told == ["one process holds all weights, so --shard fsdp has nothing to divide: start it with torchrun"]
+    assert told == ["one process holds all weights, so --shard fsdp divides nothing: start it with torchrun"]

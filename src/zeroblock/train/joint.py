@@ -70,9 +70,7 @@ def shared(config: Config, peers: Peers, tell: Callable[[str], None], *, begins:
     """
     if peers.size == 1:
         if config.shard != "none":
-            tell(
-                f"one process holds all weights, so --shard {config.shard} has nothing to divide: start it with torchrun"
-            )
+            tell(f"one process holds all weights, so --shard {config.shard} divides nothing: start it with torchrun")
         return config.replace(shard="none")
     return peers.together(lambda: _shared(config, tell, begins, peers.size))
 
