@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import warnings
 import zlib
 from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
@@ -12,7 +13,8 @@ import torch
 from torch import nn
 
 from . import __version__
-from .errors import ZeroBlockError
+from .budget import COARSE, UNKNOWN_VISITS, Budget
+from .errors import ZeroBlockError, ZeroBlockWarning
 from .estimator import Estimator
 from .noise import VERSION
 from .ranks.wrapper import unwrapped
@@ -140,6 +142,20 @@ def check_storage(weights: Weights, rule: Rule, estimator: Estimator) -> None:
         )
     if estimator.anchors:
         raise ZeroBlockError(f"an anchor is a copy of the numbers in tensors, and some {stored}: take another method")
+
+
+def say_coarse(weights: Weights, allowed: Budget) -> None:
+    """Say that a grid of integers is too coarse for the steps that a budget allows."""
+    walk = allowed.walk(weights.spacing) if weights.quantised else 0.0
+    if walk > COARSE:
+        warnings.warn(
+            f"without a learning rate a run is meant to move the weights by {allowed.displacement:.0%} of their size, "
+            f"but these integers are {weights.spacing:.0%} of it apart, and rounding to them moves the weights by some "
+            f"{walk:.0%} in {UNKNOWN_VISITS:,} steps on a block: give a small learning rate, or train the scales "
+            "(int4:scales) or an adapter (--lora)",
+            ZeroBlockWarning,
+            stacklevel=4,
+        )
 
 
 def check_alone(weights: Weights) -> None:

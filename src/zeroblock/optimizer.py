@@ -141,6 +141,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self.model, self.partition = model, partition
         self.blocks = partition(model) if callable(partition) else blocks_of.explicit(model, partition)
         self.length = None if steps is None else count("steps", steps)
+        automatic = lr is None
         if lr is None:
             allowed = budget.Budget.of(self)
             lr = allowed.rate(self.length, "linear") if self.length else allowed.constant
@@ -160,6 +161,8 @@ class ZeroOrder(torch.optim.Optimizer):
         self.team = None if ranks is None else Team(ranks, self.weights.params)
         """The processes that take every step together; None where this one is alone."""
         composition.check_storage(self.weights, self.rule, self.estimator)
+        if automatic:
+            composition.say_coarse(self.weights, budget.Budget.of(self))
         self.watch = Watch(self.weights)
         """Notices that the model or the objective no longer fits this optimizer."""
         self.params, self.offsets = self.weights.params, self.weights.offsets

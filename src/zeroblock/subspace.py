@@ -15,6 +15,7 @@ from torch import Tensor
 from .basis import CHUNK, Basis, Elementwise, Factored, Framed, Initial, OuterProduct, Scaled, Site
 from .errors import ZeroBlockError
 from .noise import BASIS, Key, RandomMask, SmallMask
+from .quantise import Scales
 from .registry import Registry
 from .shard import local, summed, whole
 
@@ -183,6 +184,7 @@ class Relative(Subspace):
     Then eps and lr are pure numbers: a step of 0.01 moves every tensor by a hundredth of its own size,
     a bias of 77 as well as a matrix of 0.01.  The floor is for tensors that begin at or near zero,
     such as the second factor of LoRA: a quarter of the size that keeps a layer's outputs at unit variance.
+    The scales of integers have no floor: a hundredth of a weight is their usual size.
 
     Args:
         subspace: where directions are drawn.
@@ -205,7 +207,7 @@ class Relative(Subspace):
         return self.subspace.retraces
 
     def initial(self, param: Tensor) -> Initial:
-        return (typical_size(whole(param)), self.subspace.initial(param))
+        return (typical_size(whole(param), isinstance(param, Scales)), self.subspace.initial(param))
 
     def basis(self, param: Tensor, key: Key, site: Site) -> Basis:
         assert isinstance(site.initial, tuple)
@@ -221,15 +223,23 @@ SCALE_BITS = 8
 """Significant bits of a scale: so few that the order in which a device adds up squares does not matter."""
 
 
-def typical_size(param: Tensor) -> float:
-    """The root mean square of a tensor's elements, at least a quarter of 1/√fan-in."""
+def typical_size(param: Tensor, small: bool = False) -> float:
+    """The root mean square of a tensor's elements, at least a quarter of 1/√fan-in.
+
+    Args:
+        param: the tensor.
+        small: whether it is meant to be smaller than that, so that only zeros get the floor.
+    """
     flat = param.detach().reshape(-1)
     if not flat.numel():
         return 1.0
     squares = math.fsum(float(part.double().square().sum()) for part in flat.split(CHUNK))
     rms = math.sqrt(squares / flat.numel())
     fan_in = flat.numel() // param.shape[0] if param.dim() > 1 else flat.numel()
-    return rounded(max(rms, FLOOR / math.sqrt(fan_in)) if math.isfinite(rms) else FLOOR / math.sqrt(fan_in))
+    floor = FLOOR / math.sqrt(fan_in)
+    if not math.isfinite(rms):
+        return rounded(floor)
+    return rounded(rms if small and rms else max(rms, floor))
 
 
 def rounded(scale: float) -> float:

@@ -19,7 +19,7 @@ from .errors import ZeroBlockError, ZeroBlockWarning
 from .noise import Distribution, Key, Rounding
 from .offload.shelf import shelf_of
 from .ops import DTYPES
-from .quantise import Codes, elements, quantised_layers
+from .quantise import Codes, QuantisedLinear, Scales, elements, quantised_layers
 from .shard import Box, Gathering, box_of, is_spread, whole
 from .subspace import Subspace
 
@@ -107,11 +107,24 @@ class Weights:
 
     def values(self, name: str) -> Tensor:
         """The numbers of a tensor, which its integers stand for where it is quantised."""
-        layer = self.quantised.get(name)
+        layer, param = self.quantised.get(name), self.params[name]
         if layer is None:
-            return self.shelf.value(self.params[name])
+            value = self.shelf.value(param)
+            return Scales(value.detach(), requires_grad=False) if isinstance(param, Scales) else value
         with self.shelf.showing(layer):
             return layer.expanded()
+
+    @property
+    def spacing(self) -> float:
+        """Root mean square of the steps between integers beside that of the weights, of the coarsest layer that moves;
+        0 where no integers move."""
+        return max((self._spacing(layer) for layer in self.quantised.values()), default=0.0)
+
+    def _spacing(self, layer: QuantisedLinear) -> float:
+        with self.shelf.showing(layer):
+            scales, values = layer.scales.detach().double(), layer.expanded().double()
+        size = float(values.square().mean().sqrt())
+        return float(scales.square().mean().sqrt()) / size if size else 0.0
 
     def basis(self, name: str, turn: int) -> Basis:
         """The basis of a tensor in a turn."""

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import zeroblock as zb
 from zeroblock.basis import Elementwise, Grid, Site
 from zeroblock.bench.memory import table
+from zeroblock.budget import UNKNOWN_VISITS, Budget
 from zeroblock.cli import app
 from zeroblock.noise import Key
 from zeroblock.quantise import (
@@ -215,3 +216,41 @@ def test_the_published_procedure_is_not_timed_on_integers() -> None:
     given = ["bench", "run", "--task", "sst2", "--model", "opt-125m", "--weights", "int4"]
     result = CliRunner().invoke(app, given)
     assert "add --no-reference" in str(result.exception)
+
+
+def relative(model: nn.Module, before: dict[str, Tensor]) -> float:
+    """Root mean square of what the matrices of the layers have moved by, beside their own."""
+    moved, size = (
+        torch.cat([matrix.double().flatten() for matrix in some]).square().mean().sqrt()
+        for some in ([now - before[path] for path, now in matrices(model).items()], before.values())
+    )
+    return float(moved / size)
+
+
+def matrices(model: nn.Module) -> dict[str, Tensor]:
+    return {path: layer.expanded() for path, layer in quantised_layers(model).items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scales_without_a_learning_rate_move_in_units_of_themselves(kind: str) -> None:
+    """A scale is a hundredth of the weights: in units of 1/√fan-in, a step would be many times its size."""
+    model = quantise_(Net(64), kind, "scales")
+    before = matrices(model)
+    optimizer = zb.zo_sign(model)
+    optimizer.step(loss(model))
+    assert relative(model, before) == pytest.approx(optimizer.lr, rel=0.01)
+
+
+def test_a_grid_that_is_too_coarse_for_steps_without_a_learning_rate_is_said() -> None:
+    """Rounding moves the weights, too: what is foretold is how far they walk."""
+    torch.manual_seed(0)
+    fine = quantise_(nn.Sequential(nn.ModuleList([nn.Linear(64, 16, bias=False)])), "int8")
+    layer, x, before = fine[0][0], torch.randn(64), matrices(fine)
+    optimizer = zb.mezo(fine)
+    for _ in range(UNKNOWN_VISITS):
+        optimizer.step(lambda: layer(x).square().sum())
+    assert relative(fine, before) == pytest.approx(Budget.of(optimizer).walk(optimizer.weights.spacing), rel=0.2)
+    for kind, moves, lr in (("int4", "scales", None), ("int4", "integers", 1e-4), ("int8", "integers", None)):
+        zb.mezo_bcd(quantise_(Net(64), kind, moves), lr)  # which warnings would fail
+    with pytest.warns(zb.ZeroBlockWarning, match=r"integers are \d\d% of it apart.*int4:scales"):
+        zb.mezo_bcd(quantise_(Net(64), "int4"))

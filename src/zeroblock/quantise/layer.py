@@ -48,6 +48,10 @@ class Int4(Codes):
     bits, limit, per_byte = 4, 7, 2
 
 
+class Scales(nn.Parameter):
+    """The scales of a matrix's integers: far below 1/√fan-in, and never zero."""
+
+
 KINDS: dict[str, type[Codes]] = {"int8": Int8, "int4": Int4}
 """By their names on the command line."""
 
@@ -99,7 +103,7 @@ class QuantisedLinear(nn.Linear):
             given = Given(*quantised(matrix, kind, group))
         self.kind, self.group = kind, matrix.shape[1] // given.scales.shape[1]
         self.weight = kind(kind.packed(given.integers.to(matrix.device)), requires_grad=False)
-        self.scales = nn.Parameter(given.scales.to(matrix), requires_grad=False)
+        self.scales = Scales(given.scales.to(matrix), requires_grad=False)
         self.register_buffer("zeros", None if given.zeros is None else given.zeros.to(matrix.device).contiguous())
 
     def forward(self, input: Tensor) -> Tensor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from typing import Any, Protocol
 
 from torch import nn
 
 from .. import quantise
 from ..block import by_name as partition_by_name
-from ..errors import ZeroBlockError
+from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..method import METHODS, specimen
 from ..noise import Rounding
 from ..optimizer import ZeroOrder
@@ -130,7 +131,9 @@ def check(config: Choice) -> None:
     if config.as_published and config.lr is None:
         raise ZeroBlockError(f"{config.method} as published has a learning rate: give --lr, or leave out as_published")
     moved = how if getattr(config, "adapter", None) is None else None  # else the adapter moves
-    built = optimizer(config, quantise.store_(copy.deepcopy(specimen()), moved), rehearsal=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ZeroBlockWarning)  # of the specimen's weights
+        built = optimizer(config, quantise.store_(copy.deepcopy(specimen()), moved), rehearsal=True)
     if config.rounding == "stochastic" and built.parts["rounding"] != "stochastic":
         raise ZeroBlockError(
             f"{config.method} as published rounds to the nearest number, as its published code does: leave out "
