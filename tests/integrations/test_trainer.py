@@ -18,6 +18,7 @@ from trainer_toy import WORDS, Batch, Collator, arguments, model, rows, same_wei
 
 import zeroblock as zb
 from zeroblock.journal import read
+from zeroblock.quantise import store_
 
 STEPS = 9
 
@@ -258,6 +259,38 @@ def test_a_quantised_base_with_float_adapters_is_taken_and_one_without_is_refuse
     assert base.is_quantized
     assert torch.equal(frozen, base.model.embed_tokens.weight)
     assert run.zero_order.steps == 2
+
+
+@pytest.mark.parametrize("how", ["int8", "int4:scales"])
+def test_integers_continue_from_checkpoints_and_are_saved_as_the_numbers_they_stand_for(
+    tmp_path: Path, how: str
+) -> None:
+    def made(folder: str) -> Any:
+        args = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "learning_rate": None}
+        return trainer(tmp_path / folder, model=store_(model(), how), args=args)
+
+    one, other = made("one"), made("other")
+    one.train()
+    one.save_model(str(tmp_path / "saved"))
+    saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    ids = torch.arange(3, 20)[None]
+    assert torch.equal(saved(ids).logits, one.model(ids).logits)
+    with pytest.raises(RuntimeError, match="mismatch"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "one" / "checkpoint-4")
+    other.train(resume_from_checkpoint=str(tmp_path / "one" / "checkpoint-2"))
+    assert all(
+        torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
+        for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True)
+    )
+
+
+def test_without_a_learning_rate_steps_find_their_own(tmp_path: Path) -> None:
+    by_argument = trainer(tmp_path / "one", args={"learning_rate": None, "max_steps": 3})
+    by_option = trainer(tmp_path / "other", method_kwargs={"lr": None}, args={"max_steps": 3})
+    by_argument.train()
+    by_option.train()
+    assert by_argument.zero_order.subspace.relative
+    assert same_weights(by_argument.model, by_option.model)
 
 
 def test_routes_that_cannot_work_name_the_one_that_does(tmp_path: Path) -> None:

@@ -254,3 +254,21 @@ def test_a_grid_that_is_too_coarse_for_steps_without_a_learning_rate_is_said() -
         zb.mezo_bcd(quantise_(Net(64), kind, moves), lr)  # which warnings would fail
     with pytest.warns(zb.ZeroBlockWarning, match=r"integers are \d\d% of it apart.*int4:scales"):
         zb.mezo_bcd(quantise_(Net(64), "int4"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_integers_are_never_taken_for_numbers_nor_numbers_for_integers(kind: str) -> None:
+    """Their bytes are a matrix of 8-bit floats, which an ordinary layer would copy."""
+    model, other, plain = net(kind), net(kind), Net()
+    for _ in range(3):
+        zb.mezo(model, lr=1e-2).step(loss(model))
+    assert not same_bits(bits(model), bits(other))
+    other.load_state_dict(model.state_dict())
+    assert same_bits(bits(model), bits(other))
+    earlier = {name: value.squeeze(-1) if value.dim() == 3 else value for name, value in model.state_dict().items()}
+    net(kind).load_state_dict(earlier)  # of a version that saved matrices of bytes
+    with pytest.raises(RuntimeError, match=r"size mismatch for layers\.0\.weight"):
+        plain.load_state_dict(model.state_dict(), strict=False)
+    with pytest.raises(RuntimeError, match="stores integers: load them before quantise_"):
+        other.load_state_dict(plain.state_dict(), strict=False)
+    assert all(map(torch.equal, matrices(model).values(), matrices(other).values()))

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import method as methods
+from .. import model as models
 from ..errors import ZeroBlockError
 from ..journal.format import locate
 from ..optimizer import ZeroOrder
+from ..quantise import quantised_layers
 from ..ranks.wrapper import unwrapped
 from ..rerun import replay
 from . import argument
@@ -119,7 +121,7 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         return self.optimizer
 
     def _built(self) -> ZeroOrder:
-        given, options = self._method, self._method_kwargs
+        given, options = self._method, dict(self._method_kwargs)
         if isinstance(given, ZeroOrder):
             if options:
                 raise ZeroBlockError("method_kwargs are for a method that is still to be built; give one or the other")
@@ -127,7 +129,8 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         else:
             factory = methods.get(given) if isinstance(given, str) else given
             common = {"seed": self.args.seed, "weight_decay": self.args.weight_decay}
-            optimizer = factory(self.model, self.args.learning_rate, **{**common, **options})
+            lr = options.pop("lr", self.args.learning_rate)
+            optimizer = factory(self.model, lr, **{**common, **options})
         if optimizer.model is not self.model:
             raise ZeroBlockError(
                 f"the optimizer was built on another {type(optimizer.model).__name__} than the Trainer's: give its "
@@ -178,11 +181,17 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         """There is no gradient to log."""
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model as the Trainer does; a checkpoint without weights gets its folder only."""
+        """Save the model as the Trainer does; a checkpoint without weights gets its folder only.
+
+        Weights that are stored as integers are saved as the numbers they stand for, except in checkpoints, which
+        training continues from.
+        """
         if _internal_call and not self._save_weights and output_dir is not None:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             return
         super().save_model(output_dir, _internal_call)
+        if not _internal_call and self.args.should_save and quantised_layers(self.model):
+            models.save(self.model, output_dir or self.args.output_dir)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

@@ -128,6 +128,24 @@ class QuantisedLinear(nn.Linear):
         super()._apply(apply, recurse)
         return self
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Save the integers as (m, bytes, 1), a shape that an ordinary layer refuses instead of taking their bytes."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = destination[f"{prefix}weight"].unsqueeze(-1)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Load integers, and refuse numbers, which would have to be rounded first; the last argument takes errors."""
+        name = f"{prefix}weight"
+        codes = state_dict.get(name)
+        if codes is not None and codes.dtype != BYTES:
+            state_dict = {key: value for key, value in state_dict.items() if key != name}
+            args[-1].append(
+                f"{name} holds {codes.dtype} numbers, and this layer stores integers: load them before quantise_"
+            )
+        elif codes is not None and codes.numel() == self.weight.numel():
+            state_dict = {**state_dict, name: codes.reshape(self.weight.shape)}
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, bits={self.kind.bits}, group={self.group}"
 
