@@ -76,6 +76,24 @@ def test_with_lr_the_view_knows_the_sizes_from_the_weights(llama: Path, data: Pa
     assert "moved" not in CliRunner().invoke(app, ["inspect", str(tmp_path / "run")]).output
 
 
+def test_the_report_knows_the_probes_that_a_method_brings(llama: Path, data: Path, tmp_path: Path) -> None:
+    """The mean of eight coefficients is no coefficient: beside its own running size it is √8 times as large."""
+    run(settings(llama, data, lr=None, method="fzoo_bcd", steps=10), tmp_path / "run")
+    said = CliRunner().invoke(app, ["inspect", str(tmp_path / "run"), "--json"])
+    shown = [f"{100 * block['moved']:.2f}" for block in json.loads(said.output)["blocks"] if block["moved"]]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert len(shown) > 2
+    assert all(f"{moved} %" in page for moved in shown)
+
+
+def test_a_method_that_brings_a_learning_rate_takes_it(llama: Path, data: Path, tmp_path: Path) -> None:
+    """ZO-Muon's steps are not in units of the weights, so no budget of these is theirs."""
+    config = settings(llama, data, lr=None, method="zo_muon", steps=2)
+    assert (config.lr, config.eps, config.lr_schedule) == (1e-2, 1e-3, "constant")
+    run(config, tmp_path / "run")
+    assert [record.lr for record in read(tmp_path / "run").records] == [1e-2, 1e-2]
+
+
 def test_an_adapter_that_begins_at_zero_moves(llama: Path, data: Path, tmp_path: Path, models: list[Any]) -> None:
     pytest.importorskip("peft")
     run(settings(llama, data, lr=None, lora="r=2,targets=q,v", steps=6, method="mezo"), tmp_path / "run")

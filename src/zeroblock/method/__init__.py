@@ -15,7 +15,7 @@ from .paper import (
 )
 from .probes import adamezo, eggroll, fzoo, fzoo_bcd, mezo_greedy, mezo_svrg
 from .shaped import conmezo, hizoo, subzero, zo_muon
-from .table import CITATIONS, EPS, METHODS, Method, describe, get, method, specimen
+from .table import CITATIONS, EPS, METHODS, Method, describe, get, method, own_lr, specimen
 
 __all__ = [
     "CITATIONS",
@@ -42,6 +42,7 @@ __all__ = [
     "mezo_bcd_adaptive",
     "mezo_greedy",
     "mezo_svrg",
+    "own_lr",
     "sparse_mezo",
     "specimen",
     "subzero",

@@ -79,6 +79,13 @@ def describe(factory: Method) -> dict[str, Any]:
 
 
 @functools.cache
+def own_lr(name: str) -> float | None:
+    """The learning rate that a method brings along; None where its steps find their own, in units of the weights."""
+    built = METHODS[name](specimen()) if name in METHODS else None
+    return None if built is None or built.subspace.relative else float(built.lr)
+
+
+@functools.cache
 def specimen() -> nn.Module:
     """A model small enough to try methods on."""
     return nn.ModuleDict({"embed": nn.Embedding(2, 2), "layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})

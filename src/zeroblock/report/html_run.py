@@ -223,7 +223,8 @@ def _activity(source: Source) -> str:
 
 def _moves(source: Source) -> NDArray[np.float64] | None:
     """(steps,) the size of every step beside its block's weights; None where it cannot be told."""
-    if source.config.probes != 1:  # steps.csv has the mean of the coefficients
+    coeffs = source.coeffs()
+    if coeffs is None:
         return None
     about = source.about.get("blocks", [])
     parts = {str(name): str(value) for name, value in source.about.get("parts", {}).items()}
@@ -231,8 +232,8 @@ def _moves(source: Source) -> NDArray[np.float64] | None:
     moves, steps = Moves(parts, len(_names(source)), sizes, source.config.clip), source.steps
     if not moves.known:
         return None
-    rows = zip(steps["block"].astype(int).tolist(), steps["lr"].tolist(), steps["coeff"].tolist(), strict=True)
-    found = [moves.next(block, lr, (coeff,)) for block, lr, coeff in rows]
+    rows = zip(steps["block"].astype(int).tolist(), steps["lr"].tolist(), coeffs, strict=True)
+    found = [moves.next(*row) for row in rows]
     return np.array([math.nan if size is None else size for size in found], dtype=np.float64)
 
 

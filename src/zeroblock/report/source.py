@@ -71,6 +71,19 @@ class Source:
         path = self.folder / "journal.zbj"
         return path if path.is_file() else None
 
+    def coeffs(self) -> list[list[float]] | None:
+        """The coefficients of every step, one per probe, which the journal has; None where it has not all steps.
+
+        The column of the steps holds their mean, and a method may have several probes of its own.
+        """
+        from ..journal import read as read_journal
+
+        try:
+            found: list[list[float]] = read_journal(self.folder).records.coeffs.tolist()
+        except (ZeroBlockError, OSError):
+            return None
+        return found if len(found) == len(self.steps["step"]) else None
+
     @property
     def blocks(self) -> list[str]:
         """The names of the blocks, as far as they are known."""

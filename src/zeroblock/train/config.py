@@ -155,16 +155,18 @@ class Config:
     order: InitVar[str | None] = None
 
     def __post_init__(self, order: str | None) -> None:
+        from ..method import own_lr
+
         named = {"schedule": self.schedule, "order": order, "lr_schedule": self.lr_schedule}
         for name, value in renamed({k: v for k, v in named.items() if v is not None}).items():
             object.__setattr__(self, name, value)
         if self.schedule in LR_SCHEDULES:  # which has become lr_schedule
             object.__setattr__(self, "schedule", None)
+        object.__setattr__(self, "lr", own_lr(self.method) if self.lr is None else self.lr)  # a method may bring one
         automatic = self.lr is None and self.trains
-        if self.lr_schedule is None:
-            object.__setattr__(self, "lr_schedule", "linear" if automatic else "constant")
-        if self.eps is None and not automatic:  # as the papers have it
-            object.__setattr__(self, "eps", 1e-3)
+        defaults = {"lr_schedule": "linear" if automatic else "constant", "eps": None if automatic else 1e-3}
+        for name, value in defaults.items():  # with a learning rate as the papers have them
+            object.__setattr__(self, name, value if getattr(self, name) is None else getattr(self, name))
         for name, kind in KINDS.items():
             object.__setattr__(self, name, checked(name, kind, getattr(self, name)))
         for item in dataclasses.fields(self):
@@ -172,8 +174,7 @@ class Config:
             if value is not None and least is not None and value < least:
                 raise ZeroBlockError(f"{item.name} must be at least {least}, got {value}")
         for name in ("eps", "keep", "clip", "max_minutes", "timeout"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
+            if (value := getattr(self, name)) is not None and value <= 0:
                 raise ZeroBlockError(f"{name} must be positive, got {value}")
         for name, bits in (("seed", 64), ("data_seed", 32), ("steps", 32)):
             if getattr(self, name) >= 1 << bits:
