@@ -272,3 +272,14 @@ def test_integers_are_never_taken_for_numbers_nor_numbers_for_integers(kind: str
     with pytest.raises(RuntimeError, match="stores integers: load them before quantise_"):
         other.load_state_dict(plain.state_dict(), strict=False)
     assert all(map(torch.equal, matrices(model).values(), matrices(other).values()))
+
+
+def test_matrices_that_are_tied_stay_tied_and_as_they_are() -> None:
+    model = Net()
+    model.layers[1].weight = model.layers[0].weight
+    model.layers.extend([model.layers[2], nn.Linear(8, 8)])  # of which the first runs twice
+    quantise_(model, "int8")
+    assert set(quantised_layers(model)) == {"layers.4"}
+    assert model.layers[1].weight is model.layers[0].weight
+    assert model.layers[3] is model.layers[2]
+    zb.mezo(model, lr=1e-3).step(loss(model))

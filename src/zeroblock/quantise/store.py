@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ def quantise_(
     given: Mapping[nn.Module, Given] | None = None,
     device: torch.device | None = None,
 ) -> nn.Module:
-    """Store the matrices of a model's layers as integers; embeddings, norms and the head stay as they are.
+    """Store the matrices of a model's layers as integers; embeddings, norms, the head and tied ones stay as they are.
 
     In a model with an adapter of PEFT only frozen matrices are stored so, and only the adapter moves.
 
@@ -60,7 +61,7 @@ def quantise_(
         setattr(parent, name, replacement)
         stored += 1
     if not stored:
-        raise ZeroBlockError(f"{type(model).__name__} has no linear layers to store as {kind}")
+        raise ZeroBlockError(f"{type(model).__name__} has no linear layers of their own to store as {kind}")
     if moves == "scales" and not adapted:
         for param in model.parameters():
             param.requires_grad_(False)
@@ -128,9 +129,13 @@ def expand_(model: nn.Module) -> nn.Module:
 
 
 def _matrices(model: nn.Module, per_byte: int) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """Linear layers inside stacks of layers: their parent, name and themselves."""
+    """Linear layers inside stacks of layers: their parent, name and themselves; those that share a matrix stay tied."""
+    places = (
+        param for _, module in model.named_modules(remove_duplicate=False) for param in module._parameters.values()
+    )
+    uses = Counter(map(id, places))
     for stack in (module for module in model.modules() if isinstance(module, nn.ModuleList)):
         for parent in stack.modules():
             for name, child in parent.named_children():
-                if type(child) is nn.Linear and child.in_features % per_byte == 0:
+                if type(child) is nn.Linear and child.in_features % per_byte == 0 and uses[id(child.weight)] == 1:
                     yield parent, name, child
