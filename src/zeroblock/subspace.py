@@ -46,6 +46,11 @@ class Subspace(abc.ABC):
         """Numbers that bases need of the weights before training; None, the default, for none."""
         return None
 
+    @property
+    def reads(self) -> bool:
+        """Whether :meth:`initial` looks at the weights, which then have to be where they are used."""
+        return type(self).initial is not Subspace.initial
+
     @abc.abstractmethod
     def basis(self, param: Tensor, key: Key, site: Site) -> Basis:
         """P for one tensor.
