@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import random
@@ -16,6 +17,7 @@ from test_parts import Submitted
 from test_parts import run as taken
 from toy import Tiny, same, snapshot
 from zeroblock.budget import DISPLACEMENT, Budget
+from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import Header
 from zeroblock.method import METHODS
 from zeroblock.rule.normalized import LIMIT
@@ -109,6 +111,35 @@ def test_a_step_moves_every_tensor_by_its_share() -> None:
     for name in ("bias", "matrix", "zero", "scalar"):
         moved = (model[name].detach() - before[name]).double().square().mean().sqrt()
         assert float(moved) == pytest.approx(optimizer.lr * typical_size(before[name]), rel=1e-3)
+
+
+def test_a_few_large_elements_do_not_make_a_vector_large() -> None:
+    """Norms of Gemma have elements of 500 beside a median of 27; a share of their root mean square would be ruinous."""
+    norm = torch.linspace(1.0, 2.0, 100)
+    norm[::20] = -500.0
+    model = nn.ParameterDict({"norm": norm.clone(), "matrix": norm.reshape(10, 10).clone()})
+    assert typical_size(norm, 0.1) == float(norm.abs().sort().values[9].mul(128).round() / 128)  # of eight bits
+    assert typical_size(norm) > 100
+    optimizer = zb.zo_sign(model, steps=4)
+    optimizer.step(lambda: sum(p.double().sum() for p in model.values()))
+    moved = {name: float((p.detach() - norm.reshape(p.shape)).abs().mean()) for name, p in model.items()}
+    assert moved["norm"] == pytest.approx(optimizer.lr * typical_size(norm, 0.1), rel=1e-3)
+    assert moved["matrix"] == pytest.approx(optimizer.lr * typical_size(norm.reshape(10, 10)), rel=1e-3)
+    assert typical_size(torch.cat([torch.zeros(8), torch.ones(56)]), 0.1) == 0.25 / 8  # the floor
+    with pytest.raises(ZeroBlockError, match="quantile"):
+        zb.Relative(vectors=0.0)
+
+
+def test_a_journal_that_knows_no_quantile_is_rebuilt_as_it_was() -> None:
+    """Until 2026-11-16 the size of a vector was its root mean square, and headers did not say so."""
+    model = Tiny()
+    header = Header.of(zb.mezo_bcd(model, subspace=zb.Relative()))
+    old = dict(header.method["subspace"])
+    del old["vectors"]
+    older = dataclasses.replace(header, method={**header.method, "subspace": old})
+    assert older.parts["subspace"] == "Relative(subspace=Full())"
+    assert older.rebuild(model).subspace == zb.Relative(vectors=None)
+    assert Header.of(zb.mezo_bcd(model)).rebuild(model).subspace == zb.Relative(vectors=0.1)
 
 
 def test_the_sizes_are_the_same_on_the_host_and_on_the_device() -> None:

@@ -30,13 +30,20 @@ DISPLACEMENT = 0.05
 Known of SmolLM2-135M: on sst2, 20,000 steps whose lr came to 0.046 in these units ended at 83.2 %, twice that at
 80.4 % (results/smollm2 and dev/LOG.md, with clip, lr linear to 0); on review sentences, 150 steps of batch 16 with
 0.06 learned faster than with 0.03 (dev/LOG.md).  Qwen2.5-1.5B's good lr comes to 0.05 if its coefficients are near
-8, which nobody has recorded.  Not measured: other models and tasks, whole-model methods, LoRA, many probes."""
+8, which nobody has recorded.  Gemma-3-270M: 200 steps of fzoo_bcd, batch 8, take sst2 from 60.0 to 83.0 % on 200 dev
+sentences.  Not measured: other tasks, whole-model methods, LoRA."""
 EPS = 0.04
 """Distance of the points from θ, in units of the weights.
 
 Measured on SmolLM2-135M, sst2, batch 16, coefficients of rms 0.4: their error in fp32 (against 0.001) has an rms of
 0.005 at 0.02, 0.02 at 0.04 and 0.11 at 0.1; in bf16, where the losses themselves are rounded, 0.36 at 0.01, 0.30 at
 0.02, 0.13 at 0.04 and 0.11 at 0.1."""
+VECTORS = 0.1
+"""The quantile of its elements' magnitudes that is the size of a norm or a bias.
+
+Norms of Gemma-3-270M have elements of up to 524 beside a median of 27 and a root mean square of 42. Moved at random by
+5 % of their size (24 sentences of sst2, loss 0.45 before): all matrices of the layers 0.43, embedding 0.50; the norms
+by the root mean square 1.60, by the median 1.10, by this quantile 0.48, each element by its own size 0.48."""
 UNKNOWN_VISITS = 1000
 """Visits of a block for which a constant learning rate keeps the budget, where the length of the run is unknown."""
 COARSE = 4 * DISPLACEMENT
@@ -127,4 +134,4 @@ class Budget:
 def unscaled(subspace: Subspace, rule: Rule) -> tuple[Subspace, Rule]:
     """The same parts in units of the weights, and of the coefficients' own size: eps and lr are pure numbers."""
     sized = rule.unscaled or rule.block_numbers
-    return subspace if subspace.relative else Relative(subspace), rule if sized else Normalized(rule)
+    return subspace if subspace.relative else Relative(subspace, VECTORS), rule if sized else Normalized(rule)

@@ -31,8 +31,10 @@ def refusal(model: nn.Module) -> BusyError:
 @contextlib.contextmanager
 def exclusive(model: nn.Module) -> Iterator[None]:
     """A context that one thread at a time may enter for a model; a second one is refused, with the reason."""
-    with _registering:
-        lock = _locks.setdefault(model, threading.RLock())
+    lock = _locks.get(model)
+    if lock is None:
+        with _registering:
+            lock = _locks.setdefault(model, threading.RLock())
     with uninterrupted() as shield:
         if not lock.acquire(blocking=False):
             raise refusal(model)

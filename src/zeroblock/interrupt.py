@@ -64,8 +64,9 @@ def uninterrupted() -> Iterator[Shield]:
     ...     pass  # the update, which may not
     """
     global _handler
-    shield, own = Shield(), signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(own):
+    shield, main = Shield(), threading.current_thread() is threading.main_thread()
+    own = _receive if main and _shields else signal.getsignal(signal.SIGINT)  # asking takes three microseconds
+    if not main or not callable(own):
         yield shield
         return
     try:

@@ -234,8 +234,9 @@ class ZeroOrder(torch.optim.Optimizer):
             self.lr = self._shown_lr = self._first_lr * max(0.0, 1 - self.steps / self.length)
         if objective is None or not objective.submits:
             self.flush()  # steps submitted before this one come first
-        if self.turns.due(self.turn):  # an error kept the last step from entering it
-            self.enter(self.turns.entered(self.turn))
+        turns = self.turns
+        if turns.due(self.turn):  # an error kept the last step from entering it
+            self.enter(turns.entered(self.turn))
         if any(self.watch.check(block, fresh=not self.steps) for block, _ in self.turn.active):  # on another device now
             self.weights.held.clear()
             self.enter(self.turn)
@@ -262,18 +263,18 @@ class ZeroOrder(torch.optim.Optimizer):
                 numbers = host.retake(plan) if objective is None else host.run(plan, objective, shield)
             if submitted:
                 self._queue.put(plan, submitted)
-            self.turn = self.turns.counted(self.turn)
-            if self.steps % self.fold == 0:
+            self.turn = turns.counted(self.turn)
+            if self.fold > 1 and self.steps % self.fold == 0:
                 self._fold()
                 self._settled = False  # an error within leaves it true
             try:
                 if submitted:
-                    self._queue.deliver(0 if self.turns.learns else self._queue.limit, lambda: self.skipping.exhausted)
+                    self._queue.deliver(0 if turns.learns else self._queue.limit, lambda: self.skipping.exhausted)
                 else:
                     self._tell(plan.record(numbers))
             finally:  # whatever a listener raises, the step was taken
-                if self.turns.due(self.turn):
-                    self.enter(self.turns.entered(self.turn))
+                if turns.due(self.turn):
+                    self.enter(turns.entered(self.turn))
         if self.team is not None and objective is not None and self.steps % self.team.ranks.every == 0:
             self.team.agree(self.steps)
         self.skipping.complain()

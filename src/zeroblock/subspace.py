@@ -47,6 +47,11 @@ class Subspace(abc.ABC):
         """Numbers that bases need of the weights before training; None, the default, for none."""
         return None
 
+    @property
+    def reads(self) -> bool:
+        """Whether :meth:`initial` looks at the weights, which then have to be where they are used."""
+        return type(self).initial is not Subspace.initial
+
     @abc.abstractmethod
     def basis(self, param: Tensor, key: Key, site: Site) -> Basis:
         """P for one tensor.
@@ -179,20 +184,32 @@ class Bernoulli(Subspace):
 class Relative(Subspace):
     """Directions in units of the weights: P = diag(s)·Q for another subspace's Q, with s per tensor.
 
-        s = max(rms of the tensor before training, 1 / (4·√fan-in)) / rms of the elements of Qz
+        s = max(size of the tensor before training, 1 / (4·√fan-in)) / rms of the elements of Qz
 
     Then eps and lr are pure numbers: a step of 0.01 moves every tensor by a hundredth of its own size,
     a bias of 77 as well as a matrix of 0.01.  The floor is for tensors that begin at or near zero,
     such as the second factor of LoRA: a quarter of the size that keeps a layer's outputs at unit variance.
     The scales of integers have no floor: a hundredth of a weight is their usual size.
 
+    The size of a matrix is the root mean square of its elements.  Norms and biases may have a few elements that
+    are a hundred times as large as the others; their size can be a low quantile, so that a step is small beside
+    most of their elements.
+
     Args:
         subspace: where directions are drawn.
+        vectors: the quantile of the elements' magnitudes that is the size of a vector; by default it is their root
+            mean square, too.
     """
 
     subspace: Subspace = Full()
+    vectors: float | None = dataclasses.field(default=None, metadata={"later": "journals until 2026-11-16 lack it"})
 
     relative = True
+
+    def __repr__(self) -> str:
+        """In words; without ``vectors``, those of the journals that lack it."""
+        given = "" if self.vectors is None else f", vectors={self.vectors}"
+        return f"Relative(subspace={self.subspace}{given})"
 
     @property
     def fixed(self) -> bool:
@@ -206,8 +223,13 @@ class Relative(Subspace):
     def retraces(self) -> bool:
         return self.subspace.retraces
 
+    def __post_init__(self) -> None:
+        if self.vectors is not None and not 0 < self.vectors <= 1:
+            raise ZeroBlockError(f"vectors is a quantile, above 0 and at most 1, got {self.vectors}")
+
     def initial(self, param: Tensor) -> Initial:
-        return (typical_size(whole(param), isinstance(param, Scales)), self.subspace.initial(param))
+        quantile = self.vectors if param.dim() <= 1 else None
+        return (typical_size(whole(param), quantile, isinstance(param, Scales)), self.subspace.initial(param))
 
     def basis(self, param: Tensor, key: Key, site: Site) -> Basis:
         assert isinstance(site.initial, tuple)
@@ -223,23 +245,30 @@ SCALE_BITS = 8
 """Significant bits of a scale: so few that the order in which a device adds up squares does not matter."""
 
 
-def typical_size(param: Tensor, small: bool = False) -> float:
-    """The root mean square of a tensor's elements, at least a quarter of 1/√fan-in.
+def typical_size(param: Tensor, quantile: float | None = None, small: bool = False) -> float:
+    """The root mean square of a tensor's elements, or a quantile of their magnitudes; at least a quarter of 1/√fan-in.
+
+    >>> typical_size(torch.tensor([1.0, -1.0, 2.0, 100.0])), typical_size(torch.tensor([1.0, -1.0, 2.0, 100.0]), 0.25)
+    (50.0, 1.0)
 
     Args:
         param: the tensor.
+        quantile: which one; None for the root mean square.
         small: whether it is meant to be smaller than that, so that only zeros get the floor.
     """
     flat = param.detach().reshape(-1)
     if not flat.numel():
         return 1.0
-    squares = math.fsum(float(part.double().square().sum()) for part in flat.split(CHUNK))
-    rms = math.sqrt(squares / flat.numel())
     fan_in = flat.numel() // param.shape[0] if param.dim() > 1 else flat.numel()
+    if quantile is None:
+        squares = math.fsum(float(part.double().square().sum()) for part in flat.split(CHUNK))
+        size = math.sqrt(squares / flat.numel())
+    else:
+        size = float(flat.abs().kthvalue(max(1, round(quantile * flat.numel()))).values)
     floor = FLOOR / math.sqrt(fan_in)
-    if not math.isfinite(rms):
+    if not math.isfinite(size):
         return rounded(floor)
-    return rounded(rms if small and rms else max(rms, floor))
+    return rounded(size if small and size else max(size, floor))
 
 
 def rounded(scale: float) -> float:

@@ -111,6 +111,8 @@ class Turns:
 
     def observed(self, turn: Turn, block: int, coeffs: Sequence[float]) -> Turn:
         """After the schedule has seen the coefficients measured on a block, and on the others of its turn."""
+        if not self.learns:
+            return turn
         scores = list(turn.scores)
         for active in (block, *(other for other, _ in turn.others)):
             self.schedule.observe(scores, active, clamped(coeffs, self.clip))

@@ -79,7 +79,7 @@ class Weights:
         boxes = {name: box_of(name, param) for name, param in self.params.items()}
         self.boxes: dict[str, Box] = {name: box for name, box in boxes.items() if box is not None}
         """Where the shards of this process lie in their tensors."""
-        self.initial = {name: subspace.initial(self.values(name)) for name in self.params}
+        self.initial = {name: subspace.initial(self.values(name)) if subspace.reads else None for name in self.params}
         self._members: dict[int, tuple[Member, ...]] = {}
         """Those of blocks whose bases never change."""
         self._placed: torch.device | None = None

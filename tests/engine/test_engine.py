@@ -17,7 +17,7 @@ import zeroblock as zb
 from toy import same, snapshot
 from zeroblock.engine import Engine
 from zeroblock.engine.objective import BatchObjective
-from zeroblock.engine.pack import cost, pack, split
+from zeroblock.engine.pack import lay, pack, split
 from zeroblock.run.graph import Graphs
 from zeroblock.task import Encoded
 
@@ -32,7 +32,7 @@ def test_a_token_sees_exactly_its_own_string(batch: list[Encoded], multiple: int
     """Follow every scored token back through the mask: what is seen, in order of position, is its string so far."""
     row = pack(batch, multiple, scored)
     assert len(row.tokens) % multiple == len(row.keep) % scored == len(row.source) % scored == 0
-    assert sum(map(cost, batch)) <= len(row.tokens) < sum(map(cost, batch)) + multiple
+    assert sum(lay(one).cost for one in batch) <= len(row.tokens) < sum(lay(one).cost for one in batch) + multiple
     sees, strings = row.sees(), [string for one in batch for string in one.rows]
     scored_by = [[n for n in span if n < len(row.source)] for span in row.spans.tolist()]
     assert len(scored_by) == len(strings)
@@ -48,17 +48,17 @@ def test_a_token_sees_exactly_its_own_string(batch: list[Encoded], multiple: int
 
 
 def test_single_token_options_cost_nothing() -> None:
-    assert cost(Encoded((1, 2, 3), ((4,), (5,), (6,)))) == 3
-    assert cost(Encoded((1, 2, 3), ((7, 4), (7, 5)))) == 4
+    assert lay(Encoded((1, 2, 3), ((4,), (5,), (6,)))).cost == 3
+    assert lay(Encoded((1, 2, 3), ((7, 4), (7, 5)))).cost == 4
 
 
 @given(st.lists(encoded, min_size=1, max_size=8), st.integers(1, 40))
 @settings(max_examples=60, deadline=None)
 def test_rows_keep_to_the_budget(batch: list[Encoded], budget: int) -> None:
-    rows = list(split(batch, budget))
+    rows = list(split([lay(one).cost for one in batch], budget))
     assert [i for row in rows for i in row] == list(range(len(batch)))
     for row in rows:
-        assert len(row) == 1 or sum(cost(batch[i]) for i in row) <= budget
+        assert len(row) == 1 or sum(lay(batch[i]).cost for i in row) <= budget
 
 
 def tiny(config) -> torch.nn.Module:

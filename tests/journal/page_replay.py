@@ -282,7 +282,7 @@ class Replay:
         if self.rule["name"] == "Normalized":
             self.rule, self.sizes = self.rule["rule"], [[0.0, 0.0] for _ in range(len(self.blocks) + 1)]
         if self.subspace["name"] == "Relative":
-            self.subspace = self.subspace["subspace"]
+            self.vectors, self.subspace = self.subspace.get("vectors"), self.subspace["subspace"]
             self.scales = {name: self.scale(name) for name in self.weights}
         self.state: dict[str, dict[str, Any]] = {}
         self.held: dict[str, np.ndarray] = {}
@@ -302,8 +302,10 @@ class Replay:
         if not n:
             return 1.0
         fan_in = n // self.shapes[name][0] if len(self.shapes[name]) > 1 else n
-        rms = math.sqrt(np.sum(self.weights[name].astype(np.float64) ** 2) / n)
-        size = eight_bits(max(rms, 0.25 / math.sqrt(fan_in)))
+        size = math.sqrt(np.sum(self.weights[name].astype(np.float64) ** 2) / n)
+        if self.vectors is not None and len(self.shapes[name]) <= 1:
+            size = float(np.sort(np.abs(self.weights[name]))[max(1, round(self.vectors * n)) - 1])
+        size = eight_bits(max(size, 0.25 / math.sqrt(fan_in)))
         return eight_bits(size / math.sqrt(low[2] if low else 1))
 
     def times(self, name: str, alphas: Sequence[float]) -> list[float]:

@@ -151,6 +151,17 @@ def test_what_is_written_at_rest_is_seen() -> None:
     assert engine.scores(BATCH) == Engine(known).scores(BATCH)
 
 
+def test_an_optimizer_reads_weights_at_rest_only_if_its_subspace_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build()
+    shelf, read = streamed(model), []
+    value = shelf.value
+    monkeypatch.setattr(shelf, "value", lambda param: read.append(param) or value(param))
+    zb.mezo_bcd(model, lr=1e-2)
+    assert not read
+    zb.mezo_bcd(model)  # in units of the weights
+    assert len(read) == len(list(model.parameters()))
+
+
 def test_interrupted_passes_leave_the_weights() -> None:
     model = build()
     shelf, expected = streamed(model), snapshot(model)

@@ -46,7 +46,6 @@ CASES = [
 def few_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles, whole and ragged."""
     monkeypatch.setattr(shared, "SMALL_GROUPS", 16)
-    monkeypatch.setattr(shared, "MIN_WHOLE_TILES", 1)
 
 
 @pytest.mark.parametrize(("bits", "shape", "group", "zeros", "dtype", "draw"), CASES)
@@ -64,8 +63,9 @@ def test_expanded_and_perturbed_matrices(
         timed = timed.to(mask=RandomMask(timed.key.to(stream=BASIS), 2**31))
     found = triton.perturb_pair(one, timed, 1e-3, Rounding.STOCHASTIC)
     assert all(torch.equal(bits_of(a), bits_of(b)) for a, b in zip(found, expected, strict=True))
-    found = triton.perturb(one, draw, -1e-3, Rounding.NEAREST)
-    assert torch.equal(bits_of(found), bits_of(reference.perturb(one, draw, -1e-3, Rounding.NEAREST)))
+    for rounding in Rounding:
+        found = triton.perturb(one, draw, -1e-3, rounding)
+        assert torch.equal(bits_of(found), bits_of(reference.perturb(one, draw, -1e-3, rounding)))
 
 
 @pytest.mark.parametrize(("bits", "shape", "group", "zeros", "dtype", "draw"), CASES[:4])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..noise import Draw, Key, Mask, RandomMask, Rounding, SmallMask
+from ..noise import Draw, Key, Mask, RandomMask, Rounding
 from ..shard import Box
 from .base import CHUNK, Alphas, Basis, Site
 
@@ -67,10 +67,13 @@ class Elementwise(Basis):
 
     def coords(self, param: Tensor, key: Key, span: slice) -> Tensor:
         flat, draw = _flat(param)[span], self.elementwise(key).at(span.start)
-        z = torch.zeros(flat.shape, dtype=torch.float32, device=param.device)
-        if isinstance(self.mask, SmallMask):  # it looks at the weights, and z holds none
-            return ops.fill_(z, draw.to(mask=None)).mul_(flat.abs() <= self.mask.threshold)
-        return ops.add_noise_(z, draw, 1.0)
+        z = torch.empty(flat.shape, dtype=torch.float32, device=param.device)
+        if isinstance(self.mask, RandomMask):
+            return ops.add_noise_(z.zero_(), draw, 1.0)
+        noise = ops.fill_(z, draw.to(mask=None))
+        if self.mask is None:
+            return noise
+        return noise.mul_(flat.abs() <= self.mask.threshold)  # it looks at the weights, and z holds none
 
     def lift_(self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float) -> None:
         flat = _flat(param)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..engine.objective import Over
-from ..engine.pack import cost, pack
+from ..engine.pack import lay, pack
 from ..errors import ZeroBlockError
 from ..task import Encoded, Task
 from ..task.encoding import Tokenizer
@@ -46,7 +46,7 @@ class Batch:
     @property
     def tokens(self) -> int:
         """Number of tokens, packed: a shared context counts once, and a token that predicts nothing does not count."""
-        return sum(map(cost, self.scored))
+        return sum(lay(one).cost for one in self.scored)
 
     @property
     def padded(self) -> int:

@@ -141,6 +141,8 @@ def measure(
         steps: that are timed.
     """
     idle = resident()
+    if memory is not None and device.type == "cuda":  # what does not fit fails, and fragments count
+        torch.cuda.set_per_process_memory_fraction(min(1.0, memory / torch.cuda.mem_get_info(device)[1]), device)
     model, shelf, division = shelved(name, dtype, device, offload, memory)
     pool = pool.folded(models.config(name).vocab_size)
     rate = bandwidth(shelf)

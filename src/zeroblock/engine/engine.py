@@ -23,7 +23,7 @@ from .forward import Forward
 from .fuse import find
 from .held import Prefix
 from .objective import BatchObjective, Over, Reduction
-from .pack import Padded, Row, cost, pack, pad, split
+from .pack import Padded, Row, join, lay, pad, split
 
 GPU_MAX_TOKENS = 4096
 """Tokens of a row on a GPU, by default."""
@@ -207,10 +207,16 @@ class Engine(Forward):
                 f"{type(self.model).__name__} {reads}: encode with task.encoder(tokenizer, masked={self.masked})"
             )
         rows: list[tuple[Row | Padded, Tensor]] = []
-        for some in split(batch, self.max_tokens):
-            examples = [batch[i] for i in some]
-            packed = self.packed and (self.max_length == math.inf or max(map(_length, examples)) <= self.max_length)
-            row = pack(examples, *self._multiples(sum(map(cost, examples)))) if packed else pad(examples)
+        strands = list(map(lay, batch))
+        for some in split([strand.cost for strand in strands], self.max_tokens):
+            packed = self.packed and (
+                self.max_length == math.inf or max(_length(batch[i]) for i in some) <= self.max_length
+            )
+            if packed:
+                chosen = [strands[i] for i in some]
+                row: Row | Padded = join(chosen, *self._multiples(sum(strand.cost for strand in chosen)))
+            else:
+                row = pad([batch[i] for i in some])
             rows.append((row, torch.tensor([labels[i] for i in some])))
         return rows
 

@@ -78,18 +78,19 @@ class Row:
 
     def flat(self) -> Tensor:
         """All fields, end to end in one tensor."""
-        return torch.cat([getattr(self, f.name).flatten() for f in dataclasses.fields(self)])
+        return torch.cat([getattr(self, name).view(-1) for name in FIELDS])
 
     def view(self, flat: Tensor) -> Row:
         """A row with this one's shapes over the numbers of another row's ``flat``."""
-        parts: dict[str, Tensor] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        pieces = flat.split([part.numel() for part in parts.values()])
-        return Row(**{n: new.view(old.shape) for (n, old), new in zip(parts.items(), pieces, strict=True)})
+        parts = [getattr(self, name) for name in FIELDS]
+        pieces = flat.split([part.numel() for part in parts])
+        return Row(*(new.view(old.shape) for old, new in zip(parts, pieces, strict=True)))
 
     @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of all fields; rows of equal shapes can take each other's numbers."""
-        return tuple(tuple(getattr(self, f.name).shape) for f in dataclasses.fields(self))
+    def shapes(self) -> tuple[int, ...]:
+        """The numbers that the shapes of all fields consist of; rows of equal shapes can take each other's numbers."""
+        sizes = (self.tokens, self.keep, self.source, self.spans, self.slots)
+        return tuple(itertools.chain.from_iterable(field.shape for field in sizes))
 
     def sees(
         self, window: int | None = None, queries: slice = slice(None), keys: slice | Tensor = slice(None)
@@ -111,17 +112,22 @@ class Row:
         return mask
 
 
-def cost(one: Encoded) -> int:
-    """Number of tokens that an example takes in a row."""
-    return len(_laid(one).places[0])
+FIELDS = tuple(field.name for field in dataclasses.fields(Row))
 
 
-def split(batch: Sequence[Encoded], max_tokens: int | None) -> Iterator[list[int]]:
-    """Indices of the examples of each row: in order, as many as fit, at least one."""
+def split(costs: Sequence[int], max_tokens: int | None) -> Iterator[list[int]]:
+    """Indices of the examples of each row: in order, as many as fit, at least one.
+
+    >>> list(split([3, 4, 5, 9], max_tokens=8))
+    [[0, 1], [2], [3]]
+
+    Args:
+        costs: number of tokens that each example takes in a row.
+        max_tokens: of a row; None if there is no limit.
+    """
     row: list[int] = []
     used = 0
-    for i, one in enumerate(batch):
-        tokens = cost(one)
+    for i, tokens in enumerate(costs):
         if row and max_tokens is not None and used + tokens > max_tokens:
             yield row
             row, used = [], 0
@@ -132,47 +138,40 @@ def split(batch: Sequence[Encoded], max_tokens: int | None) -> Iterator[list[int
 
 
 def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
-    """Pack a batch into one row.
+    """Pack a batch into one row; see :func:`join`."""
+    return join(list(map(lay, batch)), multiple, scored)
+
+
+def join(strands: Sequence[Strand], multiple: int = 1, scored: int = 1) -> Row:
+    """Lay examples end to end.
 
     Args:
-        batch: examples, each with at least one option.
+        strands: the examples, each with at least one option.
         multiple: S is rounded up to a multiple of this, by tokens that nothing sees or scores.
         scored: P and N are rounded up to a multiple of this, by entries that no option counts.
     """
-    strands = list(map(_laid, batch))
-    sizes = [strand.places.shape[1] for strand in strands]
-    lengths = [length for strand in strands for length in strand.lengths]
-    length, counted = sum(sizes), sum(lengths)
-    places = np.zeros((6, -(-length // multiple) * multiple), np.int64)
-    np.concatenate([strand.places for strand in strands], 1, out=places[:, :length])
-    firsts = list(itertools.accumulate(sizes, initial=0))[:-1]
-    places[2:, :length] += np.repeat(firsts, sizes)
-    places[2:, length:] = np.arange(length, places.shape[1])
+    sizes = [strand.cost for strand in strands]
     kept = [len(strand.keep) for strand in strands]
-    keep = np.zeros(sum(kept) + -sum(kept) % scored, np.int64)
-    np.concatenate([strand.keep for strand in strands], out=keep[: sum(kept)])
-    keep[: sum(kept)] += np.repeat(firsts, kept)
-    targets = np.zeros((2, counted + -counted % scored), np.int64)
-    np.concatenate([strand.targets for strand in strands], 1, out=targets[:, :counted])
-    before = list(itertools.accumulate(kept, initial=0))[:-1]
-    targets[0, :counted] += np.repeat(before, [strand.targets.shape[1] for strand in strands])
-    spans, counts, slots = _tables(tuple(strand.lengths for strand in strands), targets.shape[1])
-    tokens, positions, start, trunk, branch, until = torch.from_numpy(places)
-    source, target = torch.from_numpy(targets)
-    return Row(
-        tokens,
-        positions,
-        start,
-        trunk,
-        branch,
-        until,
-        torch.from_numpy(keep),
-        source,
-        target,
-        spans=spans,
-        lengths=counts,
-        slots=slots,
+    counts = [sum(strand.lengths) for strand in strands]
+    length, used, counted = sum(sizes), sum(kept), sum(counts)
+    s, p, n = -(-length // multiple) * multiple, -(-used // scored) * scored, -(-counted // scored) * scored
+    numbers = np.zeros(6 * s + p + 2 * n, np.int64)
+    places, keep, targets = (
+        numbers[: 6 * s].reshape(6, s),
+        numbers[6 * s : 6 * s + p],
+        numbers[6 * s + p :].reshape(2, n),
     )
+    firsts = np.array(list(itertools.accumulate(sizes[:-1], initial=0)))
+    np.concatenate([strand.places for strand in strands], 1, out=places[:, :length])
+    places[2:, :length] += firsts.repeat(sizes)
+    places[2:, length:] = np.arange(length, s)
+    np.concatenate([strand.keep for strand in strands], out=keep[:used])
+    keep[:used] += firsts.repeat(kept)
+    before = np.array(list(itertools.accumulate(kept[:-1], initial=0)))
+    np.concatenate([strand.targets for strand in strands], 1, out=targets[:, :counted])
+    targets[0, :counted] += before.repeat(counts)
+    tables = _tables(tuple([strand.lengths for strand in strands]), n)
+    return Row(*torch.from_numpy(numbers).split([s] * 6 + [p, n, n]), *tables)
 
 
 @functools.lru_cache(maxsize=MAX_TABLES)
@@ -187,7 +186,7 @@ def _tables(lengths: tuple[tuple[int, ...], ...], none: int) -> tuple[Tensor, Te
     return torch.tensor(_spans(flat, none)), torch.tensor(flat), torch.tensor(slots)
 
 
-class _Strand(NamedTuple):
+class Strand(NamedTuple):
     """One example of a row, as if the row began with it.
 
     Args:
@@ -202,11 +201,16 @@ class _Strand(NamedTuple):
     keep: NDArray[np.int64]
     targets: NDArray[np.int64]
 
+    @property
+    def cost(self) -> int:
+        """Number of tokens that the example takes in a row."""
+        return self.places.shape[1]
 
-def _laid(one: Encoded) -> _Strand:
+
+def lay(one: Encoded) -> Strand:
     """An example's layout, remembered unless it is long."""
-    lay = _strand if len(one.context) <= MAX_STRAND_TOKENS else _strand.__wrapped__
-    return lay(one.context, one.options, one.scored, one.mask)
+    strand = _strand if len(one.context) <= MAX_STRAND_TOKENS else _strand.__wrapped__
+    return strand(one.context, one.options, one.scored, one.mask)
 
 
 @functools.lru_cache(maxsize=MAX_STRANDS)
@@ -215,7 +219,7 @@ def _strand(
     options: tuple[tuple[int, ...], ...],
     scored: tuple[tuple[bool, ...], ...] | None,
     mask: int | None,
-) -> _Strand:
+) -> Strand:
     """Lay out an example; a run meets it again in every epoch."""
     if mask is not None:
         return _masked(context, [token for (token,) in options], mask)
@@ -239,14 +243,14 @@ def _strand(
         lengths.append(len(chosen))
     until = range(len(tokens))
     arrays = ((tokens, positions, [0] * len(tokens), trunk, branch, until), list(kept), (source, target))
-    return _Strand(tuple(lengths), *(np.array(array, np.int64) for array in arrays))
+    return Strand(tuple(lengths), *(np.array(array, np.int64) for array in arrays))
 
 
-def _masked(context: tuple[int, ...], options: Sequence[int], mask: int) -> _Strand:
+def _masked(context: tuple[int, ...], options: Sequence[int], mask: int) -> Strand:
     """Lay out an example whose options stand in place of its mask."""
     n, none = len(context), [0] * len(context)
     arrays = ((context, range(n), none, none, none, [n - 1] * n), [mask], ([0] * len(options), options))
-    return _Strand((1,) * len(options), *(np.array(array, np.int64) for array in arrays))
+    return Strand((1,) * len(options), *(np.array(array, np.int64) for array in arrays))
 
 
 def _spans(lengths: Sequence[int], none: int) -> list[list[int]]:

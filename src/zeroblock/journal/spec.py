@@ -51,7 +51,10 @@ def describe(kind: str, part: object) -> Spec | None:
 
 
 def build(kind: str, spec: object, depth: int = MAX_DEPTH) -> Any:
-    """The part that data describes; every field must be present, known and of its type."""
+    """The part that data describes; every field must be present, known and of its type.
+
+    Only a field that its part got later (``metadata["later"]``) may be missing in an older journal: it has its default.
+    """
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
         raise ZeroBlockError(
             f"the journal does not describe its {kind}, which is not one of zeroblock's own; "
@@ -64,6 +67,8 @@ def build(kind: str, spec: object, depth: int = MAX_DEPTH) -> Any:
     cls = classes[name]
     hints = typing.get_type_hints(cls)
     fields = [field.name for field in dataclasses.fields(cls)]
+    later = {field.name: field.default for field in dataclasses.fields(cls) if "later" in field.metadata}
+    spec = {**later, **spec}
     if set(spec) != {"name", *fields}:
         raise ZeroBlockError(
             f"{kind} {name} has the fields {', '.join(fields) or 'none'}, the journal says {shown(spec)}"

@@ -35,9 +35,13 @@ class Region:
 
     @classmethod
     def memory(cls, nbytes: int) -> Region:
-        """Memory of the host."""
+        """Memory of the host.
+
+        It is private, for Linux makes huge pages of private memory alone: 512 times fewer to touch and to pin.
+        """
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
         try:
-            mapping = mmap.mmap(-1, max(nbytes, PAGE_BYTES))
+            mapping = mmap.mmap(-1, max(nbytes, PAGE_BYTES), **private)
         except (OSError, OverflowError) as error:
             raise ZeroBlockError(
                 f"the weights take {words(nbytes)} of the host, which has not as much: give --offload disk"
@@ -91,6 +95,9 @@ class Region:
                     torch.zeros(1, device=device)
                 return False
             done.append(address)
+        self._advise(
+            "MADV_DONTFORK", (0, len(self.flat))
+        )  # else a fork may give us new pages, and the GPU keeps the old
         weakref.finalize(self, _unpin, self.flat, done, device).atexit = False  # it keeps the memory until then
         self.pinned = True
         return True

@@ -82,7 +82,7 @@ class Cone(Rule):
 
 def length(tensors: Sequence[Tensor]) -> float:
     """‖x‖ of all tensors together; summed in fp64 and rounded to fp32, so that the order of the sum hardly matters."""
-    pieces = [part for x in tensors for part in x.split(max(4096, min(CHUNK, x.numel() // 16)))]
+    pieces = [part for x in tensors for part in x.split(CHUNK if x.is_cuda else max(4096, min(CHUNK, x.numel() // 16)))]
     if not pieces:
         return 0.0
     squares = torch.stack([part.double().square_().sum().to(pieces[0].device) for part in pieces])
