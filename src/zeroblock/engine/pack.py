@@ -171,7 +171,7 @@ def join(strands: Sequence[Strand], multiple: int = 1, scored: int = 1) -> Row:
     np.concatenate([strand.targets for strand in strands], 1, out=targets[:, :counted])
     targets[0, :counted] += before.repeat(counts)
     tables = _tables(tuple([strand.lengths for strand in strands]), n)
-    return Row(*torch.from_numpy(numbers).split([s] * 6 + [p, n, n]), *tables)
+    return Row(*[*torch.from_numpy(numbers).split([s] * 6 + [p, n, n]), *tables])
 
 
 @functools.lru_cache(maxsize=MAX_TABLES)
@@ -204,7 +204,7 @@ class Strand(NamedTuple):
     @property
     def cost(self) -> int:
         """Number of tokens that the example takes in a row."""
-        return self.places.shape[1]
+        return int(self.places.shape[1])
 
 
 def lay(one: Encoded) -> Strand:
