@@ -136,6 +136,7 @@ def test_memory_of_opt_125m_by_hand(tmp_path: Path) -> None:
     weights, table = 125_239_296, 50_272 * 768
     matrices = 2 * 768 + 12 * (5 * 768 + 3072)  # columns of the tables, q, k, v, out, fc1, and of fc2
     rows = 50_272 + 2_050 + 12 * (5 * 768 + 3072)  # of the two tables, and of the same matrices
+    vectors = 12 * (9 * 768 + 3072) + 2 * 768  # biases and norms
     totals = {
         "mezo": weights + table,
         "sparse_mezo": weights + 2 * table,
@@ -147,7 +148,10 @@ def test_memory_of_opt_125m_by_hand(tmp_path: Path) -> None:
         "conmezo": 2 * weights + table,
         "subzero": weights + table + 64 * (rows + matrices),
         "zo_muon": weights + table + 64 * (rows + 4 * matrices),
-        **dict.fromkeys(("fzoo", "fzoo_bcd", "mezo_greedy", "adamezo"), weights + table),
+        **dict.fromkeys(("fzoo", "fzoo_bcd", "mezo_greedy", "adamezo", "zo_sign"), weights + table),
+        **dict.fromkeys(("mezo_bcd_adaptive", "lezo", "adalezo"), weights + table),
+        "zo_momentum": 2 * weights + table,
+        "lozo_m": weights + 2 * 50_272 + 2 * matrices + 2 * rows + vectors,
         "eggroll": weights + 50_272 + 768,
         "mezo_svrg": weights + table + weights,
     }

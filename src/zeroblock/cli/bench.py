@@ -248,10 +248,12 @@ def memory(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a forward, used with --length.")] = 32,
     length: Annotated[int | None, typer.Option(min=1, help="Tokens per row; adds the memory of a forward.")] = None,
     measured: Annotated[Path | None, typer.Option(help="A CSV of bench step, whose peaks are shown beside.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table beside the papers' claims.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print the paper's theoretical table of peak memory for any model, beside measured peaks."""
+    """Print the theoretical table of every method's peak memory for any model, beside measured peaks."""
     from .. import model as models
+    from ..bench import claim
     from ..bench import memory as theory
     from ..bench import row as rows_of
 
@@ -265,6 +267,9 @@ def memory(
     peaks = [row for row in rows if row.model == model and row.dtype == str(kind).removeprefix("torch.")]
     if json:
         typer.echo(jsonlib.dumps(theory.document(needs, forward, peaks), indent=2))
+        return
+    if markdown:
+        typer.echo("\n".join(claim.markdown(needs)))
         return
     theory.show(f"{model}, {dtype}", needs, forward, peaks)
 
