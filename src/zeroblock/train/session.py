@@ -102,7 +102,9 @@ class Session:
         if not isinstance(self.learner, ZerothOrder):
             return None
         optimizer = self.learner.optimizer
-        return Moves(optimizer.parts, len(optimizer.blocks), block_sizes(optimizer), optimizer.clip)
+        return Moves(
+            optimizer.parts, len(optimizer.blocks), optimizer.turns.most, block_sizes(optimizer), optimizer.clip
+        )
 
     @property
     def sharded(self) -> bool:
