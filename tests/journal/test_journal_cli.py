@@ -140,7 +140,7 @@ def test_inspect_shows_everything(base: Path, run: Run) -> None:
 @pytest.mark.parametrize("method", ["lezo", "adalezo"])
 def test_inspect_counts_every_block_of_steps_that_move_several(method: str, base: Path, tmp_path: Path) -> None:
     model = pretrained(base)
-    optimizer = zb.method.get(method)(model, 1e-2, keep=0.5)
+    optimizer = getattr(zb, method)(model, 1e-2, keep=0.5)
     names = {block.name: block.params for block in optimizer.blocks}
     moved = dict.fromkeys(names, 0)
     with Journal.create(tmp_path / "journal.zbj", Header.of(optimizer, model=str(base))) as journal:
