@@ -109,6 +109,9 @@ def _print(found: Forecast, values: dict[str, Any]) -> None:
         fits += f"; --offload {'disk' if config.device == 'cpu' else 'host'} streams the weights"
     weights = f"{found.weights / 1e6:,.4g} M weights in {config.weights or config.dtype}"
     sheet.add_row(" memory", f"[bold]{size(found.peak_bytes)}[/bold] at its peak ({how}), {weights}: {fits}")
+    if found.approximate:
+        about = "about: the checkpoint's integers were not read, but counted as --weights would store them"
+        sheet.add_row("", f"[dim]{about}[/dim]")
     if config.offload is not None:
         where = {"host": "on the host, copied layer by layer", "disk": "in a file of the run's own, layer by layer"}
         sheet.add_row(" weights", where[config.offload])
