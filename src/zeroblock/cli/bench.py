@@ -30,12 +30,13 @@ from .bench_shared import (
     say,
     stand,
 )
+from .flag import App
 
 if TYPE_CHECKING:
     from ..bench.row import BenchRow
     from ..bench.run import RunRow
 
-app = typer.Typer(help="Measure the cost of a step; draw and tabulate measurements.", no_args_is_help=True)
+app = App(help="Measure the cost of a step; draw and tabulate measurements.", no_args_is_help=True)
 
 
 @app.command()
