@@ -36,7 +36,7 @@ def adam_bytes() -> int:
 
 def measured(path: Path) -> dict[tuple[str, str], BenchRow]:
     """The latest rows on a GPU, by method and task."""
-    rows = [row for row in latest(read(path)) if row.model == MODEL and row.device == "cuda"]
+    rows = [row for row in latest(read(path, BenchRow)) if row.model == MODEL and row.device == "cuda"]
     return {(row.method, row.task): row for row in rows if row.method in NAMES and row.task in TASKS}
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -140,6 +141,24 @@ def test_a_journal_that_knows_no_quantile_is_rebuilt_as_it_was() -> None:
     assert older.parts["subspace"] == "Relative(subspace=Full())"
     assert older.rebuild(model).subspace == zb.Relative(vectors=None)
     assert Header.of(zb.mezo_bcd(model)).rebuild(model).subspace == zb.Relative(vectors=0.1)
+
+
+@pytest.mark.parametrize(("interval", "boost"), [(1, 1.0), (2, 1.0), (2, 3.0), (5, 1.0), (20, 1.0)])
+def test_steps_that_repeat_an_anchor_keep_the_budget(interval: int, boost: float) -> None:
+    """Without the correction a turn of 20 steps leads eight times as far."""
+    draws = torch.Generator().manual_seed(1)
+    model = nn.ParameterDict({name: torch.randn(64, 64, generator=draws) for name in "ab"})
+    before, steps = snapshot(model), 200
+
+    def batch(rows: int) -> Callable[[], torch.Tensor]:
+        x = torch.randn(rows, 64, generator=draws)
+        return lambda: (torch.tanh(x @ model["a"]) @ model["b"]).square().mean().log()
+
+    optimizer = zb.mezo_svrg(model, steps=steps, interval=interval, boost=boost)
+    for _ in range(steps):
+        optimizer.step(batch(8), anchor=batch(64))
+    moved = [(model[n].detach() - before[n]).double().square().mean().sqrt() / typical_size(before[n]) for n in "ab"]
+    assert 0.4 * DISPLACEMENT < float(max(moved)) < 1.3 * DISPLACEMENT
 
 
 def test_the_sizes_are_the_same_on_the_host_and_on_the_device() -> None:

@@ -6,11 +6,16 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
 
 from toy import PATIENCE_S, zeroblock
+from zeroblock.cli import app
 from zeroblock.cli.methods import TABLE, describe_all
 from zeroblock.method import METHODS
 
@@ -181,3 +186,16 @@ def test_a_pipe_that_closes_is_no_error() -> None:
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S)
     assert result.stderr == ""
     assert len(result.stdout) == 10
+
+
+def test_no_help_shows_a_type_beside_a_flag() -> None:
+    def commands(command: Any, words: list[str]) -> Iterator[list[str]]:
+        yield words
+        for name, one in getattr(command, "commands", {}).items():
+            yield from commands(one, [*words, name])
+
+    for words in commands(get_command(app), []):
+        shown = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "160"})
+        assert shown.exit_code == 0, words
+        assert "<bool>" not in shown.output, words
+        assert "--help" in shown.output

@@ -9,21 +9,18 @@ marks in the page is replaced, and the figures go to docs/images.
 from __future__ import annotations
 
 import argparse
-import csv
-import dataclasses
 import math
 import os
 import re
 import shutil
 import tempfile
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 from zeroblock.bench.methods import MethodRow
 from zeroblock.bench.methods import table as steps_table
+from zeroblock.bench.row import read
 from zeroblock.race import figure, table
 from zeroblock.race.course import Course
 from zeroblock.race.plan import AUTO
@@ -175,29 +172,12 @@ def steps(path: Path) -> list[str]:
     """The table of step times."""
     if not path.is_file():
         return ["Not measured yet: `bash results/race/run.sh steps` does it."]
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [row_of(line) for line in csv.DictReader(file)]
+    rows = read(path, MethodRow)
     if not rows:
         return []
     first = rows[0]
     where = f"{first.machine}, {first.dtype}, {first.tokens} tokens per batch of {first.batch_size}, {first.versions}"
     return [*steps_table(rows), "", f"{where}, {first.date}."]
-
-
-def row_of(line: dict[str, str]) -> MethodRow:
-    """Read a row of steps.csv."""
-    kinds = typing.get_type_hints(MethodRow)
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(MethodRow):
-        text, kind = line[field.name], kinds[field.name]
-        if kind is bool:
-            values[field.name] = text == "True"
-        elif kind is str:
-            values[field.name] = text
-        else:
-            number = float(text) if text else None
-            values[field.name] = int(number) if number is not None and "int" in str(kind) else number
-    return MethodRow(**values)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ class Composition(Protocol):
 
     estimator: Estimator
     schedule: Schedule
+    interval: int
 
     @property
     def blocks(self) -> Sequence[Block]: ...
@@ -76,7 +77,7 @@ class Budget:
         blocks: that take turns; sets of them, where several move together.
         probes: directions per step; the mean over n of them is √n shorter than one, so lr may be √n larger.
         weight: root mean square of the weights that a schedule gives to a block's visits.
-        displacement: B.
+        displacement: B; less of it where the steps of a turn go the same way, so that they lead further than a walk.
     """
 
     blocks: int
@@ -90,7 +91,8 @@ class Budget:
         probes = 1 if optimizer.rule.unscaled else optimizer.estimator.probes**2 // optimizer.estimator.moving
         together = getattr(optimizer.schedule, "most", lambda n: 1)(len(optimizer.blocks))
         weight = getattr(optimizer.schedule, "weight", lambda n: 1.0)(len(optimizer.blocks))
-        return cls(math.ceil(len(optimizer.blocks) / together), probes, weight)
+        displacement = DISPLACEMENT / optimizer.rule.stride(optimizer.interval)
+        return cls(math.ceil(len(optimizer.blocks) / together), probes, weight, displacement)
 
     def rate(self, steps: int, lr_schedule: str = "constant") -> float:
         """The learning rate that a run of so many steps begins with: at most B itself."""

@@ -106,6 +106,8 @@ class Forecast:
         timing: measured; None for a model that was not loaded.
         reason: why nothing was measured; empty if it was.
         division: how the memory is divided, where weights are streamed or a memory is given.
+        approximate: whether bytes of integers are those that ``--weights`` would make, because a checkpoint with
+            integers of its own was not loaded.
     """
 
     config: Config
@@ -119,6 +121,7 @@ class Forecast:
     timing: Timing | None
     reason: str
     division: Division | None = None
+    approximate: bool = False
 
     @property
     def peak_bytes(self) -> int:
@@ -210,6 +213,9 @@ def forecast(config: Config, seconds: float = 10.0, tell: Callable[[str], None] 
         rows = {"train": len(workload.train)} | {name: len(exam.examples) for name, exam in workload.exams.items()}
     batches = _batches(config, pool)
     load = Load.of([_batch(pool, batches.at(step)) for step in range(SAMPLED_BATCHES)])
+    given = config.weights is not None and models.is_stored_quantised(config.model, trust_remote_code=remote)
+    if given and workload is not None:  # a checkpoint has groups and zero points of its own
+        skeleton = workload.model
     memory = tuple(_memory(skeleton, load))
     chosen = next((one for one in memory if one.method == config.method), memory[0])
     half = itemsize / models.DTYPES[DTYPES[device.type]].itemsize  # the table's dtype may not be the run's
@@ -234,6 +240,7 @@ def forecast(config: Config, seconds: float = 10.0, tell: Callable[[str], None] 
         timing=timing,
         reason=reason,
         division=division,
+        approximate=given and workload is None,
     )
 
 

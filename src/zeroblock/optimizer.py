@@ -142,11 +142,11 @@ class ZeroOrder(torch.optim.Optimizer):
         self.blocks = partition(model) if callable(partition) else blocks_of.explicit(model, partition)
         self.length = None if steps is None else count("steps", steps)
         automatic = lr is None
+        self.interval, self.fold, self.seed = interval, fold, Key(seed, 0).seed
         if lr is None:
             allowed = budget.Budget.of(self)
             lr = allowed.rate(self.length, "linear") if self.length else allowed.constant
         self._first_lr = self._shown_lr = lr
-        self.interval, self.fold, self.seed = interval, fold, Key(seed, 0).seed
         self.weight_decay, self.decays = weight_decay, decays
         self.clip = None if clip is None else float(clip)
         self.distribution, self.rounding, self.restore = distribution, rounding, restore

@@ -14,6 +14,10 @@ from .estimator import Replay
 from .fused import Progress
 from .optimizer import ZeroOrder
 from .record import Record
+from .shard import local
+
+CHUNK_ELEMENTS = 1 << 24
+"""Weights that are checked at a time, so that the check takes little memory."""
 
 
 def replay(optimizer: ZeroOrder, records: Iterable[Record], progress: Progress | None = None) -> None:
@@ -23,13 +27,34 @@ def replay(optimizer: ZeroOrder, records: Iterable[Record], progress: Progress |
 
     Where every weight moves by itself (SGD, on a GPU) its steps are taken together, in
     registers; otherwise step after step.  A replay that is interrupted leaves
-    weights that belong to no step.
+    weights that belong to no step.  One that makes weights infinite or NaN is an error.
 
     Args:
         optimizer: of the same method and seed as the run, standing at the first record's step.
         records: consecutive.
         progress: called now and then with the fraction done.
     """
+    before = not_finite(optimizer)  # such a base is none of the records' doing
+    retake(optimizer, records, progress)
+    if broken := not_finite(optimizer) - before:
+        raise ZeroBlockError(
+            f"the steps up to {optimizer.steps} make weights of {min(broken)!r} infinite or NaN, which no run would "
+            "have gone on from: the records were made up, or their base is another; zeroblock replay names the step"
+        )
+
+
+def not_finite(optimizer: ZeroOrder) -> set[str]:
+    """Names of the trained tensors with an infinite or NaN weight."""
+    return {
+        name
+        for name, param in optimizer.params.items()
+        if name not in optimizer.weights.quantised  # integers are always finite
+        and not all(bool(part.isfinite().all()) for part in local(param).reshape(-1).split(CHUNK_ELEMENTS))
+    }
+
+
+def retake(optimizer: ZeroOrder, records: Iterable[Record], progress: Progress | None = None) -> None:
+    """Do the same, whatever the weights become."""
     records = list(records)
     if not records:
         return

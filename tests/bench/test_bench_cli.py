@@ -44,8 +44,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def row(**changes: object) -> BenchRow:
     plain = BenchRow(
-        "opt-13b", "sst2", "mezo-reference", "reference", "cuda", "float16", 16, 20, 1, 461.0, 460.0, 463.0, 461.5,
-        26_500_000_000, 25_706_987_520, 1.0, 1.0, 120.0, 43.0, 217, 1301, "NVIDIA H200", "torch 2", "2026-01-01",
+        model="opt-13b", task="sst2", method="mezo-reference", engine="reference", device="cuda", dtype="float16",
+        batch_size=16, steps=20, cycle=1, median_ms=461.0, q20_ms=460.0, q80_ms=463.0, mean_ms=461.5,
+        peak_bytes=26_500_000_000, weights_bytes=25_706_987_520, ratio_to_reference=1.0, ratio_of_medians=1.0,
+        gemm_floor_ms=120.0, copy_floor_ms=43.0, tokens=217, tokens_padded=1301,
+        machine="NVIDIA H200", versions="torch 2", date="2026-01-01",
     )  # fmt: skip
     return dataclasses.replace(plain, **changes)
 
@@ -131,11 +134,12 @@ def test_encode_writes_token_ids(tmp_path: Path) -> None:
 
 def test_memory_of_opt_125m_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "bench.csv"
-    rows_of.append(path, [row(model="opt-125m", peak_bytes=777_000_000), row(peak_bytes=1)])
+    rows_of.append(path, [row(model="opt-125m", peak_bytes=777_000_000), row(peak_bytes=1)], BenchRow)
     found = json.loads(call("memory", "--model", "opt-125m", "--length", 10, "--measured", path, "--json"))
     weights, table = 125_239_296, 50_272 * 768
     matrices = 2 * 768 + 12 * (5 * 768 + 3072)  # columns of the tables, q, k, v, out, fc1, and of fc2
     rows = 50_272 + 2_050 + 12 * (5 * 768 + 3072)  # of the two tables, and of the same matrices
+    vectors = 12 * (9 * 768 + 3072) + 2 * 768  # biases and norms
     totals = {
         "mezo": weights + table,
         "sparse_mezo": weights + 2 * table,
@@ -147,7 +151,10 @@ def test_memory_of_opt_125m_by_hand(tmp_path: Path) -> None:
         "conmezo": 2 * weights + table,
         "subzero": weights + table + 64 * (rows + matrices),
         "zo_muon": weights + table + 64 * (rows + 4 * matrices),
-        **dict.fromkeys(("fzoo", "fzoo_bcd", "mezo_greedy", "adamezo"), weights + table),
+        **dict.fromkeys(("fzoo", "fzoo_bcd", "mezo_greedy", "adamezo", "zo_sign"), weights + table),
+        **dict.fromkeys(("mezo_bcd_adaptive", "lezo", "adalezo"), weights + table),
+        "zo_momentum": 2 * weights + table,
+        "lozo_m": weights + 2 * 50_272 + 2 * matrices + 2 * rows + vectors,
         "eggroll": weights + 50_272 + 768,
         "mezo_svrg": weights + table + weights,
     }
@@ -172,18 +179,18 @@ def test_peaks_of_many_tasks_can_be_read_in_a_narrow_terminal(tmp_path: Path, mo
         for task in ("sst2", "boolq", "multirc", "squad")
         for method, engine in variants
     ]
-    rows_of.append(path, found)
+    rows_of.append(path, found, BenchRow)
     text = call("memory", "--model", "opt-125m", "--measured", path)
     assert "…" not in text
     assert [f"27.{n}" in text for n in range(11, 23)] == [True] * 12
-    rows_of.append(path, [row(model="opt-125m", device="cpu", batch_size=4, peak_bytes=1_230_000_000)])
+    rows_of.append(path, [row(model="opt-125m", device="cpu", batch_size=4, peak_bytes=1_230_000_000)], BenchRow)
     text = call("memory", "--model", "opt-125m", "--measured", path)
     assert "…" not in text
     assert "1.23" in text
 
 
 def test_plot_names_the_devices_that_were_measured(tmp_path: Path) -> None:
-    rows_of.append(tmp_path / "bench.csv", [row()])
+    rows_of.append(tmp_path / "bench.csv", [row()], BenchRow)
     with pytest.raises(ZeroBlockError, match=r"unknown device 'gpu'.*cuda"):
         call("plot", "--csv", tmp_path / "bench.csv", "--out", tmp_path, "--device", "gpu")
 
@@ -191,7 +198,7 @@ def test_plot_names_the_devices_that_were_measured(tmp_path: Path) -> None:
 def test_plot_draws_both_figures(tmp_path: Path) -> None:
     path, out = tmp_path / "bench.csv", tmp_path / "docs"
     fork = {"method": "mezo_bcd", "engine": "forked", "mean_ms": 22.3, "ratio_to_reference": 20.7}
-    rows_of.append(path, [row(), row(**fork), row(task="boolq"), row(method="zo_sign", engine="sequential")])
+    rows_of.append(path, [row(), row(**fork), row(task="boolq"), row(method="zo_sign", engine="sequential")], BenchRow)
     call("plot", "--csv", path, "--out", out)
     assert sorted(p.name for p in out.iterdir()) == [
         f"bench_{what}.{kind}" for what in ("memory", "time") for kind in ("pdf", "png")
@@ -201,7 +208,7 @@ def test_plot_draws_both_figures(tmp_path: Path) -> None:
 
 def test_plot_without_peaks_draws_time_alone(tmp_path: Path) -> None:
     path, out = tmp_path / "bench.csv", tmp_path / "docs"
-    rows_of.append(path, [row(peak_bytes=None, ratio_to_reference=None)])
+    rows_of.append(path, [row(peak_bytes=None, ratio_to_reference=None)], BenchRow)
     call("plot", "--csv", path, "--out", out)
     assert sorted(p.name for p in out.iterdir()) == ["bench_time.pdf", "bench_time.png"]
     (tmp_path / "empty.csv").touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 import warnings
 from pathlib import Path
 
@@ -17,9 +18,13 @@ from zeroblock.bench import batch, variant
 from zeroblock.bench import row as rows_of
 from zeroblock.bench.batch import Load
 from zeroblock.bench.ceiling import Ceiling
-from zeroblock.bench.row import BenchRow
+from zeroblock.bench.cost import CostRow
+from zeroblock.bench.row import BenchRow, Row
+from zeroblock.bench.run import RunRow
 from zeroblock.bench.step import Sampling, measure
 from zeroblock.errors import ZeroBlockError
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture(scope="module")
@@ -192,19 +197,19 @@ def test_bytes_that_must_be_moved() -> None:
 
 def test_rows_survive_the_csv(tmp_path: Path, rows: list[BenchRow]) -> None:
     path = tmp_path / "results" / "bench.csv"
-    rows_of.append(path, rows[:1])
-    rows_of.append(path, rows[1:])
-    assert rows_of.read(path) == rows
+    rows_of.append(path, rows[:1], BenchRow)
+    rows_of.append(path, rows[1:], BenchRow)
+    assert rows_of.read(path, BenchRow) == rows
     bare = dataclasses.replace(rows[0], peak_bytes=None, ratio_to_reference=None, gemm_floor_ms=None)
-    rows_of.append(path, [bare])
-    assert rows_of.read(path)[-1] == bare
-    assert rows_of.latest(rows_of.read(path)) == [*rows[1:], bare]
+    rows_of.append(path, [bare], BenchRow)
+    assert rows_of.read(path, BenchRow)[-1] == bare
+    assert rows_of.latest(rows_of.read(path, BenchRow)) == [*rows[1:], bare]
     elsewhere = dataclasses.replace(bare, machine="another")
     assert rows_of.latest([*rows, bare, elsewhere]) == [*rows[1:], bare, elsewhere]
     for odd in ({"engine": "fork"}, {"mean_ms": math.nan}):
-        rows_of.append(tmp_path / "odd.csv", [dataclasses.replace(bare, **odd)])
+        rows_of.append(tmp_path / "odd.csv", [dataclasses.replace(bare, **odd)], BenchRow)
         with pytest.raises(ZeroBlockError, match="row 1 is not one of bench step's"):
-            rows_of.read(tmp_path / "odd.csv")
+            rows_of.read(tmp_path / "odd.csv", BenchRow)
         (tmp_path / "odd.csv").unlink()
 
 
@@ -212,7 +217,7 @@ def test_a_csv_of_something_else_is_left_alone(tmp_path: Path, rows: list[BenchR
     path = tmp_path / "noise.csv"
     path.write_text("operation,ms\ncopy,1\n")
     with pytest.raises(ZeroBlockError, match="other columns"):
-        rows_of.append(path, rows)
+        rows_of.append(path, rows, BenchRow)
     assert path.read_text() == "operation,ms\ncopy,1\n"
 
 
@@ -235,3 +240,20 @@ def test_on_a_gpu() -> None:
     assert [row.device for row in found] == ["cuda"] * 3
     assert all(row.peak_bytes and row.peak_bytes >= row.weights_bytes for row in found)
     assert torch.isfinite(torch.tensor([row.mean_ms for row in found])).all()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("bench.csv", BenchRow), ("run.csv", RunRow), ("cost.csv", CostRow)])
+def test_rows_of_earlier_versions_are_read_and_kept_in_their_order(name: str, kind: type[Row], tmp_path: Path) -> None:
+    """The files of results/ have their columns in another order than a new file would."""
+    path = tmp_path / name
+    shutil.copy(RESULTS / name, path)
+    before = rows_of.read(path, kind)
+    assert before
+    rows_of.append(path, before[-1:], kind)
+    first, *_, again, last = path.read_text(encoding="utf-8").splitlines()
+    assert last == again
+    assert sorted(first.split(",")) == sorted(kind.columns())
+    assert rows_of.read(path, kind) == [*before, before[-1]]
+    rows_of.append(tmp_path / "new.csv", before, kind)
+    assert rows_of.read(tmp_path / "new.csv", kind) == before
+    assert (tmp_path / "new.csv").read_text().partition("\n")[0].endswith("machine,versions,date")

@@ -137,6 +137,24 @@ def test_inspect_shows_everything(base: Path, run: Run) -> None:
     assert not found["exported"]
 
 
+@pytest.mark.parametrize("method", ["lezo", "adalezo"])
+def test_inspect_counts_every_block_of_steps_that_move_several(method: str, base: Path, tmp_path: Path) -> None:
+    model = pretrained(base)
+    optimizer = getattr(zb, method)(model, 1e-2, keep=0.5)
+    names = {block.name: block.params for block in optimizer.blocks}
+    moved = dict.fromkeys(names, 0)
+    with Journal.create(tmp_path / "journal.zbj", Header.of(optimizer, model=str(base))) as journal:
+        for _ in range(12):
+            before = snapshot(model)
+            optimizer.step(tokens_loss(model))
+            journal.append(optimizer.record)
+            for name, params in names.items():
+                moved[name] += any(not torch.equal(before[one], snapshot(model)[one]) for one in params)
+    found: dict[str, Any] = json.loads(call("inspect", tmp_path, "--json"))
+    assert {block["name"]: block["visits"] for block in found["blocks"]} == moved
+    assert sum(moved.values()) > 12
+
+
 def test_inspect_of_a_young_a_torn_and_a_broken_journal(run: Run, tmp_path: Path) -> None:
     folder, _ = run
     file, whole = tmp_path / "journal.zbj", (folder / "journal.zbj").read_bytes()

@@ -82,6 +82,14 @@ def test_a_step_that_ruins_the_weights_is_named(bad: int, dtype: torch.dtype, tm
     zb.load(model, forge(tmp_path / "good.zbj", header, rows[:bad]))
 
 
+def test_records_that_ruin_the_weights_are_refused_by_a_replay_in_python(tmp_path: Path) -> None:
+    path = forge(tmp_path / "journal.zbj", Header.of(zb.mezo(Tiny(), 1e-2)), [GOOD, (1.0, 1e30, 0, 1e30), GOOD])
+    records = read(path).records
+    zb.replay(zb.mezo(Tiny(), 1e-2), records[:1])
+    with pytest.raises(ZeroBlockError, match=r"the steps up to 3 make weights of '\S+' infinite or NaN"):
+        zb.replay(zb.mezo(Tiny(), 1e-2), records)
+
+
 def test_a_base_that_is_not_finite_is_not_the_journals_doing(tmp_path: Path) -> None:
     def base() -> torch.nn.Module:
         model = Tiny()

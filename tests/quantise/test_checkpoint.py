@@ -12,13 +12,20 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
 
+import run_toy
 import zeroblock as zb
+from zeroblock import forecast as forecasts
 from zeroblock import model as models
 from zeroblock.adapter import Lora
+from zeroblock.bench import memory
+from zeroblock.cli import app
 from zeroblock.quantise import expand_, quantised_layers
 from zeroblock.record import Record
 from zeroblock.rerun import replay
+from zeroblock.train import Config
 
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
 from decoder import decoder
@@ -72,10 +79,10 @@ KINDS: dict[str, tuple[int, Callable[..., Layer], dict[str, Any]]] = {
 }
 
 
-def written(folder: Path, kind: str, **settings: Any) -> dict[str, torch.Tensor]:
+def written(folder: Path, kind: str, model: Any = None, **settings: Any) -> dict[str, torch.Tensor]:
     """Write a quantised checkpoint; the matrices that it stands for."""
     bits, pack, described = KINDS[kind]
-    model = decoder("llama")
+    model = model or decoder("llama")
     model.config.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": described | settings}))
@@ -193,3 +200,27 @@ def test_a_model_that_transformers_quantises_is_refused(tmp_path: Path, monkeypa
     monkeypatch.setattr(models, "is_quantised", lambda model: True)  # as with packed GGUF files
     with pytest.raises(zb.ZeroBlockError, match="quantised already: leave out --weights"):
         models.load(str(tmp_path), "fp32", "cpu", weights="int4")
+
+
+def test_a_plan_counts_the_integers_of_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaded, they are counted as they lie there; where the model does not fit, the plan says that it guesses."""
+    run_toy.save_sst2(tmp_path / "data")
+    run_toy.save_model(tmp_path / "model")
+    written(tmp_path / "gptq", "gptq-4", models.load(str(tmp_path / "model"), "fp32", "cpu"))
+    AutoTokenizer.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "gptq")
+    config = Config(model=str(tmp_path / "gptq"), task="sst2", data=str(tmp_path / "data"), lr=1e-3, steps=2,
+                    batch_size=2, train=4, dev=2, test=2, device="cpu", weights="int4")  # fmt: skip
+    found = {one.method: one.cpu for one in forecasts.forecast(config, seconds=0.0).memory}
+    model = models.load(config.model, "fp32", "cpu", weights="int4")
+    table = {need.method: need.weights_bytes for need in memory.table(model, 4)}
+    monkeypatch.setattr(forecasts, "free_memory", lambda device: 1000)
+    guess = forecasts.forecast(config)
+    guessed = {one.method: one.cpu for one in guess.memory}
+    skeleton = models.skeleton(config.model, weights="int4")
+    counted = {need.method: need.weights_bytes for need in memory.table(skeleton, 4)}
+    assert guess.approximate
+    assert counted["mezo_bcd"] != table["mezo_bcd"]  # another size of groups, zero points, a layer that was left alone
+    assert guessed["mezo_bcd"] - found["mezo_bcd"] == counted["mezo_bcd"] - table["mezo_bcd"]
+    shown = CliRunner().invoke(app, ["plan", "--model", config.model, "--task", "sst2", "--data", str(config.data),
+                                     "--weights", "int4", "--device", "cpu"])  # fmt: skip
+    assert "about: the checkpoint's integers were not read" in " ".join(shown.output.split())

@@ -97,6 +97,12 @@ def test_a_race_from_the_tries_to_the_page_and_one_more_entrant(toys, tmp_path, 
         assert float(runners[name]["seconds"]) >= 0.06
     assert "bad auto: 1 of 1 runners to go" in (out / "race.md").read_text()
 
+    before = (out / "race.json").read_bytes()
+    dry = zeroblock(*first, "--seeds", 2, "--dry-run")  # of ten heats five are done; the one that failed is tried again
+    assert "sst2: 5 heats left" in dry.stdout
+    assert "5 are done" in dry.stdout
+    assert (out / "race.json").read_bytes() == before
+
     more = zeroblock(*words, "--methods", "ft", "--lr", "ft=1e-4", "--seeds", 1)  # joins; the others are kept
     assert [line.split()[1].rstrip(":") for line in more.stdout.splitlines() if line.startswith("end")] == [
         "sst2-run-ft-lr1e-4-seed0"
@@ -268,6 +274,8 @@ def test_a_line_that_a_kill_cut_short_is_run_again(tmp_path):
     (tmp_path / "heats.jsonl").write_text('{"heat": "sst2-run-mezo-au')
     again = Course(race, tmp_path)
     assert [heat.name for heat in again.heats()] == ["sst2-run-mezo-auto-seed0"]
+    assert (tmp_path / "heats.jsonl").read_text()  # whoever only looks changes nothing
+    again.save()
     assert (tmp_path / "heats.jsonl").read_text() == ""
     with pytest.raises(ZeroBlockError, match=r"mezo auto has other learning rates or settings"):
         Course(Race({"model": "m", "task": "sst2"}, enter(["mezo"], [], {"mezo": {"probes": 2}})), tmp_path)

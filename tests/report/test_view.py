@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,32 @@ def test_live(settings: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "\x1b" in text
     for word in ("training", "8/8", "loss 0.", "block model.", "steps/s", "step 8  test accuracy"):
         assert word in text
+
+
+@pytest.mark.parametrize("kind", [Lines, Live])
+def test_a_run_that_the_clock_ends_shows_the_clock(
+    kind: type[Lines], settings: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--steps is a limit that it will not reach."""
+    show = kind.show
+
+    def stopping(view: Lines, progress: Progress) -> None:
+        show(view, progress)
+        if progress.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(kind, "show", stopping)
+    timed = settings.replace(lr=None, lr_schedule=None, steps=10**9, eval_every=10**9, max_minutes=60.0)
+    text = shown(kind, timed, tmp_path / "run", monkeypatch)
+    assert " of 1:00:00" in text
+    assert str(10**9) not in text
+
+
+def test_steps_that_end_before_the_clock_are_counted() -> None:
+    soon = Progress(60, 100, 0.5, "b", 2.0, spent=30.0, allowed=60.0)
+    assert (soon.where, soon.time, soon.share) == ("60/100", "0:20 left", (60, 100))
+    late = Progress(60, 1000, 0.5, "b", 2.0, spent=30.0, allowed=60.0)
+    assert (late.where, late.time, late.share) == ("60", "0:30 of 1:00", (30.0, 60.0))
 
 
 def test_the_view_fits_the_output(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import time
@@ -19,6 +20,8 @@ from zeroblock.cli import app
 from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import read
 from zeroblock.report.view import Progress, Quiet, step_line
+from zeroblock.schedule import SCHEDULES, Weighing
+from zeroblock.schedule.base import Blind
 from zeroblock.train import Config, resume, run
 from zeroblock.train.lr import Rates
 
@@ -92,6 +95,30 @@ def test_a_method_that_brings_a_learning_rate_takes_it(llama: Path, data: Path, 
     assert (config.lr, config.eps, config.lr_schedule) == (1e-2, 1e-3, "constant")
     run(config, tmp_path / "run")
     assert [record.lr for record in read(tmp_path / "run").records] == [1e-2, 1e-2]
+
+
+def test_of_steps_that_move_several_blocks_no_size_is_told(llama: Path, data: Path, tmp_path: Path) -> None:
+    """The schedule is asked, and not its name: here it is one of somebody else."""
+
+    @SCHEDULES.register
+    @dataclasses.dataclass(frozen=True)
+    class Pairs(Blind, Weighing):
+        def choose(self, turn: int, n: int, seed: int, scores: list[float]) -> dict[int, float]:
+            return {turn % n: 1.0, (turn + 1) % n: 1.0}
+
+        def most(self, n: int) -> int:
+            return 2
+
+    try:
+        view = Sizes()
+        run(settings(llama, data, lr=None, steps=2, schedule="pairs"), tmp_path / "run", view)
+        assert [one.moved for one in view.seen] == [None, None]
+        assert "moved in all" not in CliRunner().invoke(app, ["inspect", str(tmp_path / "run")]).output
+        page = (tmp_path / "run" / "report.html").read_text()
+        assert "moved in all" not in page
+        assert "A step moves up to 2 blocks" in page
+    finally:
+        del SCHEDULES["pairs"]
 
 
 def test_an_adapter_that_begins_at_zero_moves(llama: Path, data: Path, tmp_path: Path, models: list[Any]) -> None:

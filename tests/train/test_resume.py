@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import resource
@@ -20,7 +21,7 @@ from toy import same
 from toy import snapshot as copy_of
 from zeroblock.cli import app
 from zeroblock.errors import ZeroBlockError
-from zeroblock.journal import read
+from zeroblock.journal import Journal, read
 from zeroblock.method import METHODS
 from zeroblock.model import load
 from zeroblock.report.view import Progress, Quiet
@@ -183,6 +184,18 @@ def test_a_run_stopped_before_its_journal_begins_again(llama: Path, data: Path, 
     assert kept(whole.folder) == kept(tmp_path / "early")
     with pytest.raises(ZeroBlockError, match="holds no run"):
         resume(tmp_path / "nowhere")
+
+
+def test_records_that_ruin_the_weights_are_refused(llama: Path, data: Path, tmp_path: Path) -> None:
+    run(settings(llama, data), tmp_path / "run", Kill(5))
+    path = tmp_path / "run" / "journal.zbj"
+    contents = read(path)
+    path.unlink()
+    with Journal.create(path, contents.header) as journal:
+        for record in contents.records:
+            journal.append(dataclasses.replace(record, coeffs=(2.0**100,), lr=2.0**100) if record.step == 2 else record)
+    with pytest.raises(ZeroBlockError, match="infinite or NaN"):
+        resume(tmp_path / "run")
 
 
 def test_changed_data_are_refused(llama: Path, data: Path, tmp_path: Path) -> None:

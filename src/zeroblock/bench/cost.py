@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -18,20 +18,18 @@ from ..method import get
 from ..optimizer import ZeroOrder
 from . import host
 from .batch import Pool
+from .row import Row
 
 GPU_WARMUP = 3
 """Steps per block on a GPU before the clock is read: kernels are compiled, and steps captured."""
 
 
-@dataclass(frozen=True)
-class CostRow:
+@dataclass(frozen=True, kw_only=True)
+class CostRow(Row):
     """The time of a step on one block.
 
     Args:
-        model, task: names.
-        batch_size, tokens: examples per step, and how many tokens they are in a packed row.
-        method: of blocks, forked.
-        device, dtype: where the weights lie, and in which precision.
+        tokens: of a batch in a packed row.
         block: index of the block.
         name: of the block.
         prefix: share of the layers that run before it.
@@ -41,16 +39,9 @@ class CostRow:
         median_ms: of the block's steps; on the CPU of processor time.
         predicted_ms: by the cost model.
         error: of the prediction, as a fraction of the median.
-        machine, versions, date: of the measurement.
     """
 
-    model: str
-    task: str
-    batch_size: int
     tokens: int
-    method: str
-    device: str
-    dtype: str
     block: int
     name: str
     prefix: float
@@ -60,9 +51,7 @@ class CostRow:
     median_ms: float
     predicted_ms: float
     error: float
-    machine: str
-    versions: str
-    date: str
+    command: ClassVar[str] = "cost"
 
 
 def stepper(optimizer: ZeroOrder, objective: Closure | Sequence[Closure], held: bool = False) -> Callable[[int], float]:
@@ -146,19 +135,14 @@ def table(
     common: dict[str, Any] = {
         "model": names[0], "task": names[1], "method": method, "device": param.device.type,
         "dtype": str(param.dtype).removeprefix("torch."), "batch_size": batch_size,
-        "tokens": sum(row.tokens.numel() for row, _ in objective.rows),
+        "tokens": sum(row.tokens.numel() for row, _ in objective.rows), **host.stamp(param.device.type),
     }  # fmt: skip
-    when: dict[str, Any] = {
-        "machine": host.machine(param.device.type),
-        "versions": host.versions(),
-        "date": host.today(),
-    }
     return [
         CostRow(
             **common, block=i % len(optimizer.blocks), name=optimizer.blocks[i % len(optimizer.blocks)].name,
             prefix=round(one.prefix, 4), weights=one.weights + one.outside, held=one.held,
             fitted=i in chosen, median_ms=round(1e3 * took, 3), predicted_ms=round(1e3 * costs.of(one), 3),
-            error=round(costs.of(one) / took - 1, 4), **when,
+            error=round(costs.of(one) / took - 1, 4),
         )
         for i, (one, took) in enumerate(zip(work, seconds, strict=True))
     ]  # fmt: skip

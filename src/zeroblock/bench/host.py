@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import platform
 from pathlib import Path
+from typing import Any
 
 
 def machine(device: str) -> str:
@@ -34,6 +35,11 @@ def versions() -> str:
         f"zeroblock {__version__}, python {platform.python_version()}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}"
     )
+
+
+def stamp(device: str) -> dict[str, Any]:
+    """Machine, versions and date of a measurement, which end its row."""
+    return {"machine": machine(device), "versions": versions(), "date": today()}
 
 
 def today() -> str:

@@ -1,4 +1,4 @@
-"""The paper's theoretical table of peak memory, for any model.
+"""The paper's theoretical table of peak memory, for any model and every method of the library.
 
 It counts parameters: the weights, and what a step holds beside them.  W_ℓ is one tensor, since
 perturbations are drawn, used and dropped one tensor at a time.
@@ -14,12 +14,13 @@ perturbations are drawn, used and dropped one tensor at a time.
     EGGROLL      Σ|W_ℓ| + max (m_ℓ + n_ℓ)·r (A and B of one member), r = 1
     MeZO-SVRG    2·Σ|W_ℓ| + max|W_ℓ|
 
-The last six are not the paper's: they count what the authors' codes hold, in the dtype of the weights.  Our state of
-HiZOO and ConMeZO and our U and V are fp32, and z is drawn again instead of kept: see :attr:`Need.kept_here`.
+The last six are not the paper's: they count what the authors' codes hold, in the dtype of the weights.  Our states of
+HiZOO, of ConMeZO and of momenta are fp32, and so are our frames; LOZO's V and z are drawn again instead of kept, and a
+folded run keeps the sum of its steps in coordinates: see :attr:`Need.kept_here`.
 
-FZOO, MeZO-Greedy and AdaMeZO need what MeZO needs.  Adam adds two moments: of every weight, or of
-the largest block's for MeZO-BCD.  The table leaves activations out; :func:`forward` gives the size
-of the two largest.
+FZOO, MeZO-Greedy, AdaMeZO and the sign need what MeZO needs, LeZO, AdaLeZO and adaptive blocks what MeZO-BCD needs.
+Adam adds two moments: of every weight, or of the largest block's for MeZO-BCD.  Momentum adds one number per weight, or
+m_ℓ·r per matrix for LOZO-M.  The table leaves activations out; :func:`forward` gives the size of the two largest.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Need:
         held: noise, mask and factors that exist for a moment.
         kept: factors and moments that stay from step to step.
         bytes_each: bytes per weight.
-        own_bytes: what zeroblock keeps from step to step, in bytes; None if it is the same.
+        own_bytes: what `zeroblock train` keeps from step to step, in bytes; None if it is the same.
         stored_bytes: bytes of the model's weights, where some are stored as integers; None where none are.
     """
 
@@ -108,7 +109,7 @@ FRAME_RANK, QUERIES = 64, 4
 
 
 def table(model: nn.Module, bytes_each: int, rank: int = 2) -> list[Need]:
-    """What the published methods need.
+    """What the methods need, as published: one row for each of the library's.
 
     Args:
         model: it needs no weights and may be on the meta device.
@@ -126,29 +127,39 @@ def table(model: nn.Module, bytes_each: int, rank: int = 2) -> list[Need]:
     block = max(sum(sizes[n] for n in names) for names in blocks)
 
     trained = sum(sizes.values())
+    vectors = trained - sum(m * n for m, n in matrices)
     framed = [(m, n, min(FRAME_RANK, m, n)) for m, n in matrices]
     rows, columns = sum(m * r for m, _, r in framed), sum(n * r for _, n, r in framed)
+    squares = sum(r * r for *_, r in framed)
+    us, vs = rank * sum(m for m, _ in matrices), rank * sum(n for _, n in matrices)
+    u = rank * max(m for m, _ in matrices)
 
     def need(method: str, held: int, kept: int = 0, own: int | None = None) -> Need:
         return Need(method, weights, held, kept, bytes_each, own, stored if stored < weights * bytes_each else None)
 
     return [
         need("mezo", largest),
-        need("sparse_mezo", 2 * largest),
-        need("lozo", max(m for m, _ in matrices) * rank, sum(n for _, n in matrices) * rank),
-        need("mezo_bcd", in_block),
         need("mezo_adam", largest, 2 * trained),
+        need("mezo_bcd", in_block),
+        need("mezo_bcd_adaptive", in_block),
         need("mezo_bcd_adam", in_block, 2 * block),
-        need("hizoo", largest, trained, 4 * trained),
-        need("conmezo", largest, trained, 4 * trained),
-        need("subzero", largest, rows + columns, 4 * (rows + columns)),
-        need("zo_muon", largest, rows + QUERIES * columns, 4 * rows),
+        need("lozo", u, vs, 4 * us),
+        need("lozo_m", u, vs + us + vectors, 4 * (us + us + vectors)),
+        need("sparse_mezo", 2 * largest),
+        need("zo_sign", largest),
+        need("zo_momentum", largest, trained, 4 * trained),
+        need("lezo", in_block),
+        need("adalezo", in_block),
         need("fzoo", largest),
         need("fzoo_bcd", in_block),
         need("eggroll", max(m + n for m, n in matrices)),
         need("mezo_greedy", largest),
         need("adamezo", largest),
         need("mezo_svrg", largest, trained),
+        need("hizoo", largest, trained, 4 * trained),
+        need("conmezo", largest, trained, 4 * trained),
+        need("subzero", largest, rows + columns, 4 * (rows + columns + squares)),
+        need("zo_muon", largest, rows + QUERIES * columns, 4 * rows),
     ]
 
 

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from ..method import get, specimen
 from ..optimizer import ZeroOrder
 from . import host
 from .batch import Batch, Pool
+from .row import Row
 from .step import Gauge
 from .variant import LR
 
@@ -24,17 +26,11 @@ SAMPLED_BATCHES = 20
 """The batch that is measured has the median length of so many."""
 
 
-@dataclass(frozen=True)
-class MethodRow:
+@dataclass(frozen=True, kw_only=True)
+class MethodRow(Row):
     """The cost of a step of one method.
 
     Args:
-        model: name or path.
-        task: the task that the examples are from.
-        method: a method of the library.
-        device: ``cpu`` or ``cuda``.
-        dtype: of the weights.
-        batch_size: examples per step.
         tokens: packed tokens of the batch.
         blocks: that take turns; 1 if every weight moves at once.
         points: where a step measures the loss.
@@ -44,17 +40,8 @@ class MethodRow:
         peak_bytes: peak memory, weights included.
         weights_bytes: size of the weights alone.
         error: why the method could not run; empty if it could.
-        machine: name of the processor.
-        versions: of the software that was measured.
-        date: of the measurement.
     """
 
-    model: str
-    task: str
-    method: str
-    device: str
-    dtype: str
-    batch_size: int
     tokens: int
     blocks: int
     points: int
@@ -64,9 +51,7 @@ class MethodRow:
     peak_bytes: int | None
     weights_bytes: int
     error: str
-    machine: str
-    versions: str
-    date: str
+    command: ClassVar[str] = "methods"
 
 
 def measure(
@@ -119,7 +104,7 @@ def measure(
             model=names[0], task=names[1], method=name, device=first.device.type,
             dtype=str(first.dtype).removeprefix("torch."), batch_size=batch_size, tokens=batch.tokens,
             weights_bytes=sum(p.nbytes for p in model.parameters()), error=error,
-            machine=host.machine(first.device.type), versions=host.versions(), date=host.today(),
+            **host.stamp(first.device.type),
             **{"captured": False, "steps": 0, "mean_ms": None, "peak_bytes": None, **found},  # type: ignore[arg-type]
         )  # fmt: skip
         tell(f"{name}: {error or f'{row.mean_ms:.2f} ms per step'}")

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -25,6 +25,7 @@ from ..train.learner import ZerothOrder
 from ..train.peers import Peers
 from ..train.workload import Workload, engine_of
 from . import batch, host
+from .row import Row
 
 WARM_UP_STEPS = 3
 ROUNDS = 3
@@ -33,19 +34,15 @@ MESSAGES = 200
 """Messages whose median is the time of one."""
 
 
-@dataclass(frozen=True)
-class RanksRow:
+@dataclass(frozen=True, kw_only=True)
+class RanksRow(Row):
     """The parts of a run on several ranks, and the same in one process while the other ranks wait.
 
     One rank alone sends messages to itself: then the difference is what joining a process group costs.
 
     Args:
-        model, task, method: what is trained.
-        device: ``cpu`` or ``cuda``.
-        dtype: of the weights.
         ranks: how many there are.
         parallel: what they share.
-        batch_size: examples per step.
         shares: micro-batches per step, for one process as well.
         probes: directions per step.
         alone_ms: median milliseconds per step of one process.
@@ -59,17 +56,10 @@ class RanksRow:
         evaluate_s: the same of the ranks together.
         evaluate_speedup: their ratio.
         examples: evaluated.
-        machine, versions, date: of the measurement.
     """
 
-    model: str
-    task: str
-    method: str
-    device: str
-    dtype: str
     ranks: int
     parallel: str
-    batch_size: int
     shares: int
     probes: int
     alone_ms: float
@@ -83,9 +73,7 @@ class RanksRow:
     evaluate_s: float | None
     evaluate_speedup: float | None
     examples: int
-    machine: str
-    versions: str
-    date: str
+    command: ClassVar[str] = "ranks"
 
 
 def encoded(config: Config, path: Path) -> Workload:
@@ -163,9 +151,7 @@ def measure(workload: Workload, peers: Peers, steps: int, tell: Callable[[str], 
         evaluate_s=None if shared_s is None else round(shared_s, 4),
         evaluate_speedup=None if own_s is None or shared_s is None else round(own_s / shared_s, 3),
         examples=len(workload.exams["dev"].examples) if workload.exams else 0,
-        machine=host.machine(first.device.type),
-        versions=host.versions(),
-        date=host.today(),
+        **host.stamp(first.device.type),
     )
 
 

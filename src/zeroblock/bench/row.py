@@ -1,4 +1,4 @@
-"""Measurements: the rows of ``results/bench.csv``, one per variant, with machine, versions and date."""
+"""Measurements: the rows of the CSV files that ``zeroblock bench`` writes, each with machine, versions and date."""
 
 from __future__ import annotations
 
@@ -7,23 +7,58 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from ..errors import ZeroBlockError
 
 
-@dataclasses.dataclass(frozen=True)
-class BenchRow:
-    """The cost of a step of one method with one engine.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """What was measured, where and when: the columns that every kind of row has.
 
     Args:
         model: name or path.
         task: the task that the examples are from.
         method: a method of the library; with ``-reference``, the published procedure.
-        engine: ``sequential``, ``forked``, or ``reference``.
         device: ``cpu`` or ``cuda``.
-        dtype: of the weights.
+        dtype: of the weights, or the integers that they are stored as.
         batch_size: examples per step.
+        machine: name of the processor.
+        versions: of the software that was measured.
+        date: of the measurement.
+    """
+
+    model: str
+    task: str
+    method: str
+    device: str
+    dtype: str
+    batch_size: int
+    machine: str
+    versions: str
+    date: str
+    command: ClassVar[str]
+    """The command of ``zeroblock bench`` that writes such rows."""
+
+    @property
+    def odd(self) -> str:
+        """What cannot be true of a measurement; empty if nothing is."""
+        return ""
+
+    @classmethod
+    def columns(cls) -> list[str]:
+        """The columns of a CSV of such rows; machine, versions and date are the last."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        last = ("machine", "versions", "date")
+        return [*(name for name in names if name not in last), *last]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchRow(Row):
+    """The cost of a step of one method with one engine.
+
+    Args:
+        engine: ``sequential``, ``forked``, or ``reference``.
         steps: number of measured steps, without the warm-up; a multiple of ``cycle``.
         cycle: number of steps in which every block has its turn; 1 if there is one block.
         median_ms, q20_ms, q80_ms, mean_ms: of the steps. Steps of block methods differ by the depth of the block.
@@ -37,18 +72,9 @@ class BenchRow:
         copy_floor_ms: time to read and write what perturbation and update must, at the measured speed of a copy.
         tokens: packed tokens per batch, on average.
         tokens_padded: tokens per batch if each option is a row padded to a multiple of 8, on average.
-        machine: name of the processor.
-        versions: of the software that was measured.
-        date: of the measurement.
     """
 
-    model: str
-    task: str
-    method: str
     engine: str
-    device: str
-    dtype: str
-    batch_size: int
     steps: int
     cycle: int
     median_ms: float
@@ -63,47 +89,55 @@ class BenchRow:
     copy_floor_ms: float
     tokens: int
     tokens_padded: int
-    machine: str
-    versions: str
-    date: str
+    command: ClassVar[str] = "step"
+
+    @property
+    def odd(self) -> str:
+        fine = self.engine in ("reference", "sequential", "forked") and math.isfinite(self.mean_ms)
+        return "" if fine else f"engine {self.engine!r}, mean_ms {self.mean_ms}"
 
 
-FIELDS = {field.name: str(field.type) for field in dataclasses.fields(BenchRow)}
+Kind = TypeVar("Kind", bound=Row)
 
 
-def append(path: Path, measurements: Sequence[Any], kind: type = BenchRow) -> None:
+def append(path: Path, measurements: Sequence[Kind], kind: type[Kind]) -> None:
     """Append measurements to a CSV, with a header if it is new. An empty list only checks that it can be written.
 
     Args:
-        path: the CSV.
-        measurements: dataclasses of one kind.
+        path: the CSV; one that has a header keeps the order of its columns.
+        measurements: all of one kind.
         kind: their class.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    has_header = path.exists() and path.stat().st_size > 0
-    check(path, kind)
+    header = check(path, kind)
     with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=_columns(kind), lineterminator="\n")
-        if not has_header:
+        writer = csv.DictWriter(file, fieldnames=header or kind.columns(), lineterminator="\n")
+        if not header:
             writer.writeheader()
         writer.writerows(map(dataclasses.asdict, measurements))
 
 
-def read(path: Path) -> list[BenchRow]:
-    """Read the measurements of a CSV."""
+def read(path: Path, kind: type[Kind]) -> list[Kind]:
+    """Read the measurements of a CSV.
+
+    Args:
+        path: the CSV, with its columns in any order.
+        kind: the class of its rows.
+    """
     if not path.is_file():
-        raise ZeroBlockError(f"no file {str(path)!r}; write it with: zeroblock bench step --csv {path}")
-    check(path)
-    measurements: list[BenchRow] = []
+        raise ZeroBlockError(f"no file {str(path)!r}; write it with: zeroblock bench {kind.command} --csv {path}")
+    check(path, kind)
+    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    measurements: list[Kind] = []
     with path.open(newline="", encoding="utf-8") as file:
         for line in csv.DictReader(file):
             try:
-                one = BenchRow(**{name: _value(line[name], kind) for name, kind in FIELDS.items()})
-                if one.engine not in ("reference", "sequential", "forked") or not math.isfinite(one.mean_ms):
-                    raise ValueError(f"engine {one.engine!r}, mean_ms {one.mean_ms}")
-            except (TypeError, ValueError) as error:
+                one = kind(**{name: _value(line[name], of) for name, of in types.items()})
+                if one.odd:
+                    raise ValueError(one.odd)
+            except (KeyError, TypeError, ValueError) as error:
                 number = len(measurements) + 1
-                raise ZeroBlockError(f"{path}: row {number} is not one of bench step's ({error})") from error
+                raise ZeroBlockError(f"{path}: row {number} is not one of bench {kind.command}'s ({error})") from error
             measurements.append(one)
     return measurements
 
@@ -118,27 +152,25 @@ def latest(measurements: Sequence[BenchRow]) -> list[BenchRow]:
     return list(kept.values())
 
 
-def check(path: Path, kind: type = BenchRow) -> None:
-    """Refuse a file that holds something else than measurements of a kind."""
+def check(path: Path, kind: type[Row]) -> list[str]:
+    """Refuse a file that holds something else than measurements of a kind; returns its columns, none if it is new."""
     if not path.exists() or not path.stat().st_size:
-        return
+        return []
     try:
         with path.open(newline="", encoding="utf-8") as file:
             header = next(csv.reader(file), [])
     except UnicodeDecodeError as error:
         raise ZeroBlockError(f"{path} is not UTF-8, so zeroblock bench did not write it; give another file") from error
-    if header != _columns(kind):
-        name = "step" if kind is BenchRow else kind.__name__.removesuffix("Row").lower()
-        raise ZeroBlockError(f"{path} has other columns than bench {name} writes; give another file")
-
-
-def _columns(kind: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind)]
+    if sorted(header) != sorted(kind.columns()):
+        raise ZeroBlockError(f"{path} has other columns than bench {kind.command} writes; give another file")
+    return header
 
 
 def _value(text: str, kind: str) -> Any:
     if text == "" and "None" in kind:
         return None
+    if kind == "bool":
+        return {"True": True, "False": False}[text]
     if kind.startswith("int"):
         return int(text)
     return float(text) if kind.startswith("float") else text

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from ..quantise import stored_as
 from ..train.batch import Batches
 from . import host, variant
 from .batch import Batch, Pool
+from .row import Row
 from .step import BASELINE, Gauge
 from .variant import Choice
 
@@ -32,17 +34,11 @@ STEADY_SHARE = 1 / 3
 """The last part of a run, whose mean is its steady state."""
 
 
-@dataclass(frozen=True)
-class RunRow:
+@dataclass(frozen=True, kw_only=True)
+class RunRow(Row):
     """The time of a run of one method.
 
     Args:
-        model: name or path.
-        task: the task that the examples are from.
-        method: a method of the library, forked.
-        device: ``cpu`` or ``cuda``.
-        dtype: of the weights, or the integers that they are stored as.
-        batch_size: examples per step.
         steps: of the run.
         set_up_s: seconds for the engine's trial of the model, before the first step.
         to_25_s, to_100_s, to_200_s, to_1000_s, to_3000_s: seconds from the start of the first step to the end of
@@ -55,15 +51,8 @@ class RunRow:
         captures: how many CUDA graphs were captured.
         peak_bytes: peak memory, weights included; None if it could not be measured.
         weights_bytes: size of the weights alone.
-        machine, versions, date: of the measurement.
     """
 
-    model: str
-    task: str
-    method: str
-    device: str
-    dtype: str
-    batch_size: int
     steps: int
     set_up_s: float
     to_25_s: float | None
@@ -79,9 +68,7 @@ class RunRow:
     captures: int
     peak_bytes: int | None
     weights_bytes: int
-    machine: str
-    versions: str
-    date: str
+    command: ClassVar[str] = "run"
 
 
 def reference_ms(model: nn.Module, pool: Pool, batch_size: int, seed: int = 0, steps: int = REFERENCE_STEPS) -> float:
@@ -169,9 +156,7 @@ def measure(
         captures=captures,
         peak_bytes=gauge.peak,
         weights_bytes=sum(p.nbytes for p in model.parameters()),
-        machine=host.machine(first.device.type),
-        versions=host.versions(),
-        date=host.today(),
+        **host.stamp(first.device.type),
     )
 
 

@@ -312,7 +312,5 @@ def _row(
         copy_floor_ms=round(ceiling.copy_ms(ready.copied()), 4),
         tokens=load.tokens,
         tokens_padded=load.padded,
-        machine=host.machine(first.device.type),
-        versions=host.versions(),
-        date=host.today(),
+        **host.stamp(first.device.type),
     )

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from ..offload import Division, Offload, divide, shelve
 from ..offload.streamed import Streamed
 from . import host
 from .batch import Pool
+from .row import Row
 from .step import Gauge, resident
 
 WARM_UP_STEPS = 2
@@ -35,17 +36,13 @@ SPREAD = 0.02
 """Standard deviation of the random weights."""
 
 
-@dataclass(frozen=True)
-class StreamRow:
+@dataclass(frozen=True, kw_only=True)
+class StreamRow(Row):
     """A step on streamed weights.
 
     Args:
-        model, task, method: what is trained.
-        device: ``cpu`` or ``cuda``.
-        dtype: of the weights.
         offload: where the weights rest.
         memory_bytes: that the device may use; None if nobody gave a limit.
-        batch_size: examples per step.
         tokens: of a batch, packed.
         rows: passes over the layers per step.
         step_ms: median milliseconds per step.
@@ -56,17 +53,10 @@ class StreamRow:
         bandwidth: bytes per second, from where a layer rests to the device.
         bytes_in, bytes_out: copied per step.
         peak_bytes: of the device; None where the system does not say.
-        machine, versions, date: of the measurement.
     """
 
-    model: str
-    task: str
-    method: str
-    device: str
-    dtype: str
     offload: str
     memory_bytes: int | None
-    batch_size: int
     tokens: int
     rows: float
     step_ms: float
@@ -78,9 +68,7 @@ class StreamRow:
     bytes_in: int
     bytes_out: int
     peak_bytes: int | None
-    machine: str
-    versions: str
-    date: str
+    command: ClassVar[str] = "stream"
 
 
 @torch.no_grad()
@@ -183,9 +171,7 @@ def measure(
             bytes_in=copied[0],
             bytes_out=copied[1],
             peak_bytes=gauge.peak,
-            machine=host.machine(device.type),
-            versions=host.versions(),
-            date=host.today(),
+            **host.stamp(device.type),
         )
 
 

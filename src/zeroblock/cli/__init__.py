@@ -43,6 +43,7 @@ from . import (
     tasks,
     train,
 )
+from .flag import App
 
 MAX_MESSAGE = 4000
 """Characters of a message that are printed."""
@@ -50,7 +51,7 @@ MAX_MESSAGE = 4000
 CommandLineError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """The base class of every mistake in the arguments. typer does not export it, and its module depends on the version."""
 
-app = typer.Typer(
+app = App(
     name="zeroblock",
     help="Fine-tune language models with forward passes only, one block at a time.",
     no_args_is_help=True,

@@ -4,44 +4,39 @@ from __future__ import annotations
 
 import json as jsonlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import ZeroBlockError, unknown
+from .bench_shared import (
+    MAX_TOKENS,
+    STAND_IN,
+    BatchSize,
+    Csv,
+    Data,
+    Device,
+    Dtype,
+    EncodedFile,
+    Graphs,
+    Json,
+    Model,
+    Sheet,
+    Task,
+    Tasks,
+    Tokenizer,
+    graphed,
+    listed,
+    say,
+    stand,
+)
+from .flag import App
 
 if TYPE_CHECKING:
-    import torch
-
-    from ..bench.batch import Pool
     from ..bench.row import BenchRow
     from ..bench.run import RunRow
 
-app = typer.Typer(help="Measure the cost of a step; draw and tabulate measurements.", no_args_is_help=True)
-
-STAND_IN = "smollm2"
-"""Its tokenizer stands in for that of a model without one; the ids are taken modulo the model's vocabulary."""
-MAX_TOKENS = 2048
-"""Longer contexts are cut on the left, as MeZO does."""
-GRAPHS = {"auto": None, "on": True, "off": False}
-FOLDER = "A folder with NAME/train.jsonl and NAME/validation.jsonl; by default the data come from the hub."
-
-Tasks = Annotated[str, typer.Option("--task", help="One task, or several separated by commas.")]
-Model = Annotated[str, typer.Option(help="A folder, GGUF file, hub id, or a shape with random weights.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Examples per step.")]
-Data = Annotated[Path | None, typer.Option(help=FOLDER)]
-Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
-Dtype = Annotated[str, typer.Option(help="fp32, fp16, bf16, or auto: fp16 on cuda, fp32 on the CPU.")]
-Graphs = Annotated[str, typer.Option(help="CUDA graphs: auto, on or off.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON list.")]
-Csv = Annotated[Path | None, typer.Option(help="Append each row to this file as soon as it is measured.")]
-EncodedFile = Annotated[
-    Path | None, typer.Option(help="A file of bench encode, or a folder of TASK.jsonl, instead of --data.")
-]
-Tokenizer = Annotated[
-    str | None,
-    typer.Option(help=f"Model whose tokenizer to use; by default its own, or {STAND_IN}'s for an OPT shape."),
-]
+app = App(help="Measure the cost of a step; draw and tabulate measurements.", no_args_is_help=True)
 
 
 @app.command()
@@ -82,39 +77,18 @@ def step(
     ] = 0,
 ) -> None:
     """Measure time and peak memory of a step by method and engine, and the ratio to MeZO's own procedure."""
-    from dataclasses import asdict
-
-    from .. import model as models
-    from ..bench import row as rows_of
     from ..bench import variant
-    from ..bench.step import Sampling, measure, resident
+    from ..bench.row import BenchRow
+    from ..bench.step import Sampling, measure
 
-    choices = variant.choose(_names(methods), _names(engines))
-    sampling = Sampling(batch_size, steps, quick, warmup, seed, max_tokens, _graphs(graphs), interval)
-    names = _names(task)
-    where = models.find_device(device)
-    if csv is not None:
-        rows_of.check(csv)
-    pools = {name: pool_of(name, model, data, encoded, tokenizer, seed) for name in names}
-    config: Any = models.skeleton(model).config  # before idle: imports are not the model's memory
-    for name, pool in pools.items():
-        check_lengths(pool, config, name)
-    if csv is not None:
-        rows_of.append(csv, [])  # a file that cannot be written fails before anything is measured
-    idle = resident()
-    _say(f"{model} on {where}")
-    loaded = model_of(model, where, dtype)
-    rows: list[BenchRow] = []
-    for name, pool in pools.items():
-        fitting = pool.folded(int(config.vocab_size))
-        for row in measure(loaded, fitting, choices, sampling, names=(model, name), idle_bytes=idle, tell=_say):
-            rows.append(row)
-            if csv is not None:
-                rows_of.append(csv, [row])
-    if json:
-        typer.echo(jsonlib.dumps([asdict(row) for row in rows], indent=2))
-    else:
-        _print(rows)
+    choices = variant.choose(listed(methods), listed(engines))
+    sampling = Sampling(batch_size, steps, quick, warmup, seed, max_tokens, graphed(graphs), interval)
+    sheet = Sheet(BenchRow, csv)
+    on = stand(model, listed(task), data, encoded, tokenizer, device, dtype, seed=seed)
+    for name, pool in on.pools.items():
+        for row in measure(on.model, pool, choices, sampling, names=(model, name), idle_bytes=on.idle, tell=say):
+            sheet.add(row)
+    sheet.show(json, _print)
 
 
 @app.command()
@@ -141,44 +115,26 @@ def run(
     ] = 0,
 ) -> None:
     """Measure a real run: shuffled batches, packing, captures and journal included."""
-    from dataclasses import asdict
-
-    from .. import model as models
-    from ..bench import row as rows_of
     from ..bench import run as runs
-    from ..bench.step import resident
 
     if weights is not None and reference:
         raise ZeroBlockError("MeZO's own procedure moves weights in place, which integers cannot: add --no-reference")
-    where = models.find_device(device)
-    if csv is not None:
-        rows_of.append(csv, [], runs.RunRow)
-    pools = {name: pool_of(name, model, data, encoded, tokenizer, seed) for name in _names(task)}
-    config: Any = models.skeleton(model).config
-    idle = resident()
-    _say(f"{model} on {where}")
-    loaded = model_of(model, where, dtype, weights)
-    rows: list[runs.RunRow] = []
-    for name, pool in pools.items():
-        check_lengths(pool, config, name)
-        fitting = pool.folded(int(config.vocab_size))
-        beside = runs.reference_ms(loaded, fitting, batch_size, seed) if reference else None
+    choice = graphed(graphs)
+    sheet = Sheet(runs.RunRow, csv)
+    on = stand(model, listed(task), data, encoded, tokenizer, device, dtype, seed=seed, weights=weights)
+    for name, pool in on.pools.items():
+        beside = runs.reference_ms(on.model, pool, batch_size, seed) if reference else None
         row = runs.measure(
-            loaded, fitting, method, steps, batch_size=batch_size, seed=seed, graphs=_graphs(graphs),
-            names=(model, name), reference=beside, idle_bytes=idle, tell=_say,
+            on.model, pool, method, steps, batch_size=batch_size, seed=seed, graphs=choice,
+            names=(model, name), reference=beside, idle_bytes=on.idle, tell=say,
         )  # fmt: skip
-        rows.append(row)
-        if csv is not None:
-            rows_of.append(csv, [row], runs.RunRow)
-    if json:
-        typer.echo(jsonlib.dumps([asdict(row) for row in rows], indent=2))
-    else:
-        _print_runs(rows)
+        sheet.add(row)
+    sheet.show(json, _print_runs)
 
 
 @app.command()
 def cost(
-    task: Annotated[str, typer.Option(help="The task whose examples are measured.")],
+    task: Task,
     model: Model,
     method: Annotated[str, typer.Option(help="A method of blocks.")] = "mezo_bcd",
     batch_size: BatchSize = 16,
@@ -194,24 +150,14 @@ def cost(
     csv: Csv = None,
 ) -> None:
     """Measure a step on every block, beside the prediction from a few of them that economical schedules use."""
-    from dataclasses import asdict
-
-    from .. import model as models
     from ..bench import cost as costs
-    from ..bench import row as rows_of
 
-    where = models.find_device(device)
-    if csv is not None:
-        rows_of.append(csv, [], costs.CostRow)
-    pool = pool_of(task, model, data, encoded, tokenizer, 0)
-    config: Any = models.skeleton(model).config
-    check_lengths(pool, config, task)
-    loaded = model_of(model, where, dtype)
-    pool = pool.folded(int(config.vocab_size))
-    rows = costs.table(loaded, pool, (model, task), method, batch_size, rounds, _graphs(graphs), hold)
-    if csv is not None:
-        rows_of.append(csv, rows, costs.CostRow)
-    typer.echo(jsonlib.dumps([asdict(row) for row in rows], indent=2) if json else costs.text(rows))
+    choice = graphed(graphs)
+    sheet = Sheet(costs.CostRow, csv)
+    on = stand(model, [task], data, encoded, tokenizer, device, dtype)
+    for row in costs.table(on.model, on.pools[task], (model, task), method, batch_size, rounds, choice, hold):
+        sheet.add(row)
+    sheet.show(json, lambda rows: typer.echo(costs.text(rows)))
 
 
 @app.command()
@@ -229,7 +175,7 @@ def encode(
     from ..bench import batch
     from ..task import get
 
-    names = _names(task)
+    names = listed(task)
     if out.suffix and len(names) > 1:
         raise ZeroBlockError(f"{len(names)} tasks do not fit into one file: give --out a folder")
     reader = models.tokenizer(tokenizer)
@@ -248,10 +194,12 @@ def memory(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a forward, used with --length.")] = 32,
     length: Annotated[int | None, typer.Option(min=1, help="Tokens per row; adds the memory of a forward.")] = None,
     measured: Annotated[Path | None, typer.Option(help="A CSV of bench step, whose peaks are shown beside.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table beside the papers' claims.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print the paper's theoretical table of peak memory for any model, beside measured peaks."""
+    """Print the theoretical table of every method's peak memory for any model, beside measured peaks."""
     from .. import model as models
+    from ..bench import claim
     from ..bench import memory as theory
     from ..bench import row as rows_of
 
@@ -261,10 +209,13 @@ def memory(
     skeleton = models.skeleton(model)
     needs = theory.table(skeleton, kind.itemsize, rank)
     forward = theory.forward(skeleton.config, kind.itemsize, batch_size, length) if length else None
-    rows = rows_of.latest(rows_of.read(measured)) if measured is not None else []
+    rows = rows_of.latest(rows_of.read(measured, rows_of.BenchRow)) if measured is not None else []
     peaks = [row for row in rows if row.model == model and row.dtype == str(kind).removeprefix("torch.")]
     if json:
         typer.echo(jsonlib.dumps(theory.document(needs, forward, peaks), indent=2))
+        return
+    if markdown:
+        typer.echo("\n".join(claim.markdown(needs)))
         return
     theory.show(f"{model}, {dtype}", needs, forward, peaks)
 
@@ -279,65 +230,13 @@ def plot(
     from ..bench import plot as drawing
     from ..bench import row as rows_of
 
-    rows = rows_of.latest(rows_of.read(csv))
+    rows = rows_of.latest(rows_of.read(csv, rows_of.BenchRow))
     devices = list(dict.fromkeys(row.device for row in rows))
     if rows and device is not None and device not in devices:
         raise unknown("device", device, devices)
     rows = [row for row in rows if device in (None, row.device)]
     for path in drawing.draw(rows, out):
         typer.echo(str(path))
-
-
-def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise ZeroBlockError("the list of names is empty: separate names by commas")
-    return names
-
-
-def _graphs(text: str) -> bool | None:
-    if text not in GRAPHS:
-        raise unknown("choice of --graphs", text, GRAPHS)
-    return GRAPHS[text]
-
-
-def pool_of(name: str, model: str, data: Path | None, encoded: Path | None, tokenizer: str | None, seed: int) -> Pool:
-    """The examples of a task, from token ids or from the data."""
-    from .. import model as models
-    from ..bench import batch
-    from ..task import get
-
-    if encoded is not None:
-        if data is not None or tokenizer is not None:
-            raise ZeroBlockError("--encoded takes the place of --data and --tokenizer: give one or the other")
-        return batch.read(encoded / f"{name}.jsonl" if encoded.is_dir() else encoded, get(name).over)
-    reader = models.tokenizer(tokenizer or (STAND_IN if model in models.OPT else model))
-    return batch.encode(get(name, reader), data, reader, seed=seed, max_length=_positions(models.config(model)))
-
-
-def _positions(config: Any) -> int:
-    return min(MAX_TOKENS, getattr(config, "max_position_embeddings", None) or MAX_TOKENS)
-
-
-def check_lengths(pool: Pool, config: Any, task: str) -> None:
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and pool.longest > limit:
-        raise ZeroBlockError(
-            f"{task} has an example of {pool.longest} tokens, but the model reads {limit}: "
-            f"encode with --max-length {limit}"
-        )
-
-
-def model_of(name: str, device: torch.device, dtype: str, weights: str | None = None) -> Any:
-    from .. import model as models
-
-    # the published procedures use fp16 where the library would choose bf16
-    kind = "fp16" if dtype == "auto" and device.type == "cuda" else dtype
-    return models.load(name, kind, device, random_weights=name in models.OPT, weights=weights)
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
 
 
 def _print(rows: list[BenchRow]) -> None:

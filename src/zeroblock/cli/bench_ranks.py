@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json as jsonlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import ZeroBlockError
 from ..train.config import TIMEOUT_SECONDS, Config
 from ..train.launch import Launch
-from .bench import EncodedFile
+from .bench_shared import EncodedFile, Sheet, say
 from .train import settings
+
+if TYPE_CHECKING:
+    from ..bench.ranks import RanksRow
 
 COMMAND = "torchrun --standalone --nproc-per-node 2 -m zeroblock bench ranks …"
 
@@ -40,18 +43,12 @@ def ranks(
     values = {name: value for name, value in given.items() if value is not None}
     values |= {"random_weights": True} if _is_shape(values.get("model")) else {}
     config = Config.of({"lr": 0.0, **values})
-    if csv is not None and launch.rank == 0:
-        from ..bench.row import append
-
-        append(csv, [], _row())
+    sheet = Sheet(_kind(), csv if launch.rank == 0 else None)
     with launch.joined(config.device, TIMEOUT_SECONDS, alone=True):
         row = _measured(config, steps, encoded, launch.rank == 0)
     if launch.rank > 0:
         return
-    if csv is not None:
-        from ..bench.row import append
-
-        append(csv, [row], _row())
+    sheet.add(row)
     _print(row, json)
 
 
@@ -61,13 +58,13 @@ def _is_shape(model: Any) -> bool:
     return model in models.OPT
 
 
-def _row() -> type:
+def _kind() -> type[RanksRow]:
     from ..bench.ranks import RanksRow
 
     return RanksRow
 
 
-def _measured(config: Config, steps: int, encoded: Path | None, speaks: bool) -> Any:
+def _measured(config: Config, steps: int, encoded: Path | None, speaks: bool) -> RanksRow:
     from ..bench import ranks as bench
     from ..train.joint import load, shared
     from ..train.peers import Peers
@@ -75,7 +72,7 @@ def _measured(config: Config, steps: int, encoded: Path | None, speaks: bool) ->
 
     def tell(text: str) -> None:
         if speaks:
-            typer.echo(text, err=True)
+            say(text)
 
     peers = Peers.here()
     config = shared(resolve(config), peers, tell, begins=True)
@@ -85,7 +82,7 @@ def _measured(config: Config, steps: int, encoded: Path | None, speaks: bool) ->
     return bench.measure(peers.together(lambda: bench.encoded(config, encoded)), peers, steps, tell)
 
 
-def _print(row: Any, json: bool) -> None:
+def _print(row: RanksRow, json: bool) -> None:
     from dataclasses import asdict
 
     if json:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ZeroBlockError, unknown
+from .bench_shared import Sheet, pool_of
 
 
 def stream(
@@ -32,17 +33,14 @@ def stream(
     """
     from .. import model as models
     from ..amount import nbytes
-    from ..bench import batch
-    from ..bench.row import append
     from ..bench.stream import StreamRow, measure
     from ..method import METHODS
     from ..offload.placing import PLACES
-    from ..task import get
 
     sizes = [int(size) for size in batch_size.split(",") if size.strip().isdecimal()]
     if not sizes or len(sizes) != len(batch_size.split(",")) or min(sizes) < 1:
         raise ZeroBlockError(f"--batch-size takes numbers with commas between, such as 16,64, got {batch_size!r}")
-    pool = batch.read(encoded / f"{task}.jsonl" if encoded.is_dir() else encoded, get(task).over)
+    pool = pool_of(task, model, None, encoded, None, 0)
     target = models.find_device(device)
     if offload not in PLACES:
         raise unknown("place for weights:", offload, PLACES)
@@ -50,16 +48,14 @@ def stream(
         raise ZeroBlockError("on the CPU a file is used where it is, and nothing is copied: leave out --offload")
     if method not in METHODS:
         raise unknown("method", method, METHODS)
-    if csv is not None:
-        append(csv, [], StreamRow)
+    sheet = Sheet(StreamRow, csv)
     rows = measure(
         model, task, pool, method=method, dtype=models.precision(dtype, target), device=target,
         offload=offload, memory=None if memory is None else nbytes(memory),
         batch_sizes=sizes, steps=steps,
     )  # fmt: skip
     for row in rows:
-        if csv is not None:
-            append(csv, [row], StreamRow)
+        sheet.add(row)
         if json:
             typer.echo(jsonlib.dumps(dataclasses.asdict(row)))
             continue

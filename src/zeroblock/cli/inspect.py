@@ -52,18 +52,19 @@ def _described(contents: Contents, size: int, missing: int) -> dict[str, Any]:
 
     header, records = contents.header, contents.records
     finite, coeffs = records.finite, records.coeffs.astype(np.float64)
-    moves = moved(header, records)
+    moves, (steps, active) = moved(header, records), visits(header, records)
     blocks = []
     for i, name in enumerate(header.blocks):
-        visited = records.block == i
-        squares, steps = coeffs[visited & finite] ** 2, None if moves is None else moves[visited & finite]
+        mine = steps[active == i]
+        taken = mine[finite[mine]]
+        squares, lengths = coeffs[taken] ** 2, None if moves is None else moves[taken]
         blocks.append(
             {
                 "name": name,
-                "visits": int(visited.sum()),
+                "visits": len(mine),
                 "rms": math.sqrt(squares.mean()) if squares.size else None,
-                "step": float(np.median(steps)) if steps is not None and steps.size else None,
-                "moved": math.sqrt(float(np.sum(steps**2))) if steps is not None and steps.size else None,
+                "step": float(np.median(lengths)) if lengths is not None and lengths.size else None,
+                "moved": math.sqrt(float(np.sum(lengths**2))) if lengths is not None and lengths.size else None,
             }
         )
     return {
@@ -94,6 +95,24 @@ def _described(contents: Contents, size: int, missing: int) -> dict[str, Any]:
     }
 
 
+def visits(header: Header, records: Records) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which step moved which block: (n,) steps and (n,) blocks.
+
+    Records name one block; where a step moves several, the others follow from the schedule.
+    """
+    import numpy as np
+
+    turns = header.turns()
+    if turns is None or turns.most == 1:
+        return np.arange(len(records)), records.block.astype(np.int64)
+    turn, pairs = turns.first(), []
+    for step, record in enumerate(records):
+        pairs += [(step, record.block), *((step, block) for block, _ in turn.others)]
+        turn = turns.after(turn, record)
+    steps, blocks = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return steps, blocks
+
+
 def moved(header: Header, records: Records) -> NDArray[np.float64] | None:
     """(steps,) the relative size of every step, rms of the step / rms of the weights; None where it cannot be told.
 
@@ -103,7 +122,9 @@ def moved(header: Header, records: Records) -> NDArray[np.float64] | None:
 
     from ..report.move import Moves
 
-    moves = Moves(header.parts, len(header.blocks), clip=header.method.get("clip"))
+    turns = header.turns()
+    most = 0 if turns is None else turns.most  # nobody knows how many blocks a stranger's schedule chooses
+    moves = Moves(header.parts, len(header.blocks), most, clip=header.method.get("clip"))
     if not moves.known:
         return None
     steps = zip(records.block.tolist(), records.lr.tolist(), records.coeffs.tolist(), strict=True)

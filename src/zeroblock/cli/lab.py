@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .flag import App
+
 if TYPE_CHECKING:
     from ..lab.study import Study
 
-app = typer.Typer(
+app = App(
     help="Draw the paper's theory, check it numerically, measure its quantities on a model.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -25,6 +25,12 @@ ABOUT = {
     "ft": "weights, gradients, Adam's moments, activations",
 }
 CHOSEN = {
+    "mezo_bcd_adaptive": "as mezo_bcd",
+    "lozo_m": "as lozo, and a momentum of low rank",
+    "zo_sign": "as mezo",
+    "zo_momentum": "as mezo, and a momentum of all weights",
+    "lezo": "as mezo_bcd",
+    "adalezo": "as mezo_bcd",
     "hizoo": "as mezo, and the curvature of all weights",
     "conmezo": "as mezo, and a momentum of all weights",
     "subzero": "as mezo, and two frames per matrix",
@@ -103,6 +109,9 @@ def _print(found: Forecast, values: dict[str, Any]) -> None:
         fits += f"; --offload {'disk' if config.device == 'cpu' else 'host'} streams the weights"
     weights = f"{found.weights / 1e6:,.4g} M weights in {config.weights or config.dtype}"
     sheet.add_row(" memory", f"[bold]{size(found.peak_bytes)}[/bold] at its peak ({how}), {weights}: {fits}")
+    if found.approximate:
+        about = "about: the checkpoint's integers were not read, but counted as --weights would store them"
+        sheet.add_row("", f"[dim]{about}[/dim]")
     if config.offload is not None:
         where = {"host": "on the host, copied layer by layer", "disk": "in a file of the run's own, layer by layer"}
         sheet.add_row(" weights", where[config.offload])
@@ -132,7 +141,7 @@ def _methods(found: Forecast) -> Any:
         sheet.add_column(name, justify="right" if "," in name else "left", no_wrap=True, min_width=width or None)
     for one in found.memory:
         mark = "▸ " if one.method == found.config.method else "  "
-        if not mark.strip() and one.method in CHOSEN:
+        if not mark.strip() and one.method not in ABOUT:
             continue
         about = f"[dim]{(ABOUT | CHOSEN).get(one.method, '')}[/dim]"
         sheet.add_row(mark + one.method, size(one.cpu), size(one.gpu), about, style="bold" if mark.strip() else "")

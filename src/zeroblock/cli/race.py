@@ -109,8 +109,14 @@ def race(
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
         raise ZeroBlockError(f"--task names {twice} twice, and each task has a folder of its name: race them apart")
     folder = out or Path("runs") / f"race-{'-'.join(stems)}-{Path(flags['model']).name}"
-    if not json:
-        typer.echo(_preview(planned))
+    from ..race.course import Course
+    from ..race.stable import Stable, duration
+
+    command = shlex.join(["zeroblock", *sys.argv[1:]])
+    places = [folder / Path(one.task).stem if len(planned) > 1 else folder for one in planned]
+    courses = [Course(one, place, command) for one, place in zip(planned, places, strict=True)]
+    if dry_run or not json:
+        typer.echo(_preview(courses), err=json)
     if dry_run:
         return
     if jobs > 1:
@@ -120,12 +126,6 @@ def race(
             ZeroBlockWarning,
             stacklevel=2,
         )
-    from ..race.course import Course
-    from ..race.stable import Stable, duration
-
-    command = shlex.join(["zeroblock", *sys.argv[1:]])
-    places = [folder / Path(one.task).stem if len(planned) > 1 else folder for one in planned]
-    courses = [Course(one, place, command) for one, place in zip(planned, places, strict=True)]
     for course in courses:
         course.save()
     until = math.inf
@@ -170,20 +170,22 @@ def _plan(
     return Race(flags, enter(names, lr, own), seeds, minutes, share, evals, common, jobs)
 
 
-def _preview(races: list[Race]) -> str:
-    """Say what is going to happen, and how long it takes."""
+def _preview(courses: list[Course]) -> str:
+    """Say what is going to happen, and how long it takes; of a race that goes on, what is left."""
     from ..race.stable import BETWEEN_S, START_S, expected_seconds
 
-    first, lines, whole = races[0], [], START_S
+    first, lines, whole = courses[0].race, [], START_S
     names = ", ".join(one.name for one in first.entrants)
     lines.append(
         f"{names}: {first.seconds:g} s of training per runner, {first.seeds} seed{'s' if first.seeds > 1 else ''}, "
         f"{first.jobs} at a time"
     )
-    for one in races:
-        count, seconds = expected_seconds(one)
+    for course in courses:
+        count, seconds = expected_seconds(course)
         whole += seconds
-        lines.append(f"{Path(one.task).stem}: {count} heats, about {seconds:.0f} s")
+        done = f", {len(course.done)} are done" if course.done else ""
+        heats = f"{count} heat{'' if count == 1 else 's'}{' left' if course.done else ''}"
+        lines.append(f"{Path(course.race.task).stem}: {heats}, about {seconds:.0f} s{done}")
     lines.append(
         f"about {whole:.0f} s in all, if {START_S:g} s pass before the first heat and a heat takes {BETWEEN_S:g} s "
         "beside its steps"

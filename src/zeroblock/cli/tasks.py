@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import shown, unknown
+from .flag import App
 from .replay import Remote
 
 if TYPE_CHECKING:
     from ..task import Encoded, Example, Task
 
-app = typer.Typer(invoke_without_command=True)
+app = App(invoke_without_command=True)
 
 SPLITS = ("train", "dev", "test")
 MAX_CHARACTERS = 1_000_000

@@ -12,11 +12,7 @@ from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..fused import Progress
 from ..optimizer import ZeroOrder
 from ..record import Record
-from ..rerun import replay
-from ..shard import local
-
-CHUNK_ELEMENTS = 1 << 24
-"""Weights that are checked at a time, so that the check takes little memory."""
+from ..rerun import not_finite, retake
 
 
 def advance(
@@ -30,26 +26,16 @@ def advance(
         restart: puts the base weights back and returns an optimizer at step 0; only called to look for the step.
         progress: called now and then with the fraction done.
     """
-    before = _not_finite(optimizer)  # such a base is none of the journal's doing
-    replay(optimizer, records, progress)
+    before = not_finite(optimizer)  # such a base is none of the journal's doing
+    retake(optimizer, records, progress)
     optimizer.settle()
-    broken = _not_finite(optimizer) - before
+    broken = not_finite(optimizer) - before
     if broken:
         step = _first_bad_step(records, restart, broken)
         raise ZeroBlockError(
             f"step {step} makes weights of {min(broken)!r} infinite or NaN, which no run would have gone on from: the "
             f"journal was made up, or its base is another; zeroblock replay --step {step} takes the steps before it"
         )
-
-
-def _not_finite(optimizer: ZeroOrder) -> set[str]:
-    """Names of the trained tensors with an infinite or NaN weight."""
-    return {
-        name
-        for name, param in optimizer.params.items()
-        if name not in optimizer.weights.quantised  # integers are always finite
-        and not all(bool(part.isfinite().all()) for part in local(param).reshape(-1).split(CHUNK_ELEMENTS))
-    }
 
 
 def _first_bad_step(records: Sequence[Record], restart: Callable[[], ZeroOrder], names: set[str]) -> int:
@@ -59,10 +45,10 @@ def _first_bad_step(records: Sequence[Record], restart: Callable[[], ZeroOrder],
         warnings.simplefilter("ignore", ZeroBlockWarning)  # they were given the first time
         while stretch:
             optimizer = restart()
-            replay(optimizer, records[:first])
+            retake(optimizer, records[:first])
             while first < len(records):
-                replay(optimizer, records[first : first + stretch])
-                if _not_finite(optimizer) & names:
+                retake(optimizer, records[first : first + stretch])
+                if not_finite(optimizer) & names:
                     break
                 first += stretch
             stretch = 0 if stretch == 1 else 1

@@ -19,6 +19,7 @@ from ..errors import ZeroBlockError, ZeroBlockWarning, shown
 from ..noise import VERSION as NOISE_VERSION
 from ..noise import Distribution, Rounding
 from ..optimizer import ZeroOrder
+from ..turn import Turns
 from ..weights import is_matrix
 from . import identity, spec
 
@@ -264,6 +265,14 @@ class Header:
                 f"this model's parameters are not those of the journal's base{named}: "
                 f"their names, shapes or order differ, so its noise would fall on other weights{advice}"
             )
+
+    def turns(self) -> Turns | None:
+        """The turns of this run, from which every step's blocks follow; None where zeroblock has no such schedule."""
+        try:
+            schedule = spec.build("schedule", self.method["schedule"])
+        except ZeroBlockError:
+            return None
+        return Turns(schedule, len(self.blocks), self.method["interval"], self.seed, self.method.get("clip"))
 
     def rebuild(self, model: nn.Module, *, force: bool = False) -> ZeroOrder:
         """The optimizer of this run at step 0, from the file alone.

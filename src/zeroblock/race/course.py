@@ -40,6 +40,8 @@ class Course:
         """Why heats failed, by name."""
         self.done: dict[str, Score] = {}
         """The scores of finished heats, by name."""
+        self._whole: bytes | None = None
+        """The whole lines of ``heats.jsonl``, where the last one was cut short."""
         self._read()
 
     @classmethod
@@ -87,6 +89,16 @@ class Course:
         found |= {heat.name: heat for heat in self._runs()}
         return (heat for name, heat in found.items() if name not in self.done and name not in self.failed)
 
+    def left(self) -> Iterator[Run]:
+        """All heats that are left; those whose learning rate dev has still to choose come with the first of theirs."""
+        for entrant in self.race.entrants:
+            tries, chosen = list(self.race.tries(entrant)), self.chosen(entrant)
+            if chosen is None and all(heat.name in self.failed for heat in tries):
+                continue
+            lr = entrant.lrs[0] if chosen is None else chosen[0]
+            runs = (self.race.run(entrant, lr, seed) for seed in range(self.race.seeds))
+            yield from (heat for heat in (*tries, *runs) if heat.name not in self.done and heat.name not in self.failed)
+
     def end(self, heat: Run, error: str) -> Score | None:
         """Take up the result of a heat; None if it failed.
 
@@ -112,8 +124,11 @@ class Course:
         return self.folder / f".{heat.name}.json"
 
     def save(self) -> None:
-        """Write ``race.json``."""
+        """Write ``race.json``, and leave out of ``heats.jsonl`` a line that a kill cut short."""
         atomic.make_folder(self.folder)
+        if self._whole is not None:
+            atomic.write(self.folder / HEATS, self._whole)
+            self._whole = None
         state = {"race": self.race.document(), "command": self.command, "failed": self.failed}
         atomic.write(self.folder / STATE, json.dumps(state, indent=2) + "\n")
 
@@ -162,7 +177,7 @@ class Course:
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         for number, line in enumerate(lines, start=1):
             if number == len(lines) and not line.endswith(b"\n"):
-                atomic.write(path, b"".join(lines[:-1]))
+                self._whole = b"".join(lines[:-1])
                 break
             try:
                 row = json.loads(line)

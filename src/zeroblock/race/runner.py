@@ -69,7 +69,7 @@ def make(job: Job) -> str:
         result = heat.run(tests=job["kind"] == "run")
     about = {name: job[name] for name in ("entrant", "kind")}
     about |= {"method": config.method, "lr": config.lr, "seed": config.seed, "dtype": config.dtype}
-    about |= {"machine": host.machine(heat.device), "versions": host.versions(), "date": host.today()}
+    about |= host.stamp(heat.device)
     atomic.write(Path(job["folder"]), json.dumps(plain(about | result)) + "\n")
     return ""
 

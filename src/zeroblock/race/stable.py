@@ -10,7 +10,7 @@ from pathlib import Path
 from ..sweep.hands import Hands, Hire
 from ..sweep.plan import Run
 from .course import Course
-from .plan import Race, warm_up_seconds
+from .plan import warm_up_seconds
 from .score import Score
 
 Tell = Callable[[str, Course, Run, Score | None, str], None]
@@ -62,14 +62,11 @@ class Stable(Hands):
         self.tell("end" if score else "fail", course, run, score, course.failed.get(run.name, ""))
 
 
-def expected_seconds(race: Race) -> tuple[int, float]:
-    """The heats of a whole race, and about how many seconds they take with its jobs, without the start."""
-    total, count = 0.0, 0
-    for entrant in race.entrants:
-        heats = [*race.tries(entrant), *(race.run(entrant, entrant.lrs[0], seed) for seed in range(race.seeds))]
-        count += len(heats)
-        total += sum((duration(heat.more["seconds"]) if heat.config.trains else BETWEEN_S) for heat in heats)
-    return count, total / race.jobs
+def expected_seconds(course: Course) -> tuple[int, float]:
+    """The heats that are left of a race, and about how many seconds they take with its jobs, without the start."""
+    heats = list(course.left())
+    total = sum(duration(heat.more["seconds"]) if heat.config.trains else BETWEEN_S for heat in heats)
+    return len(heats), total / course.race.jobs
 
 
 def duration(seconds: float) -> float:

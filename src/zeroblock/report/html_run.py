@@ -15,6 +15,7 @@ from .. import atomic
 from ..errors import shown
 from ..evaluate.measurement import SPLITS
 from ..task.metric import is_loss
+from ..train.compose import most
 from .html import REPORT, bar, card, command, fact, page, pairs, percent, plain, size, span, table
 from .html_chart import Level, Line, activity_chart, line_chart, number
 from .move import Moves
@@ -213,10 +214,12 @@ def _activity(source: Source) -> str:
     if len(names) < 2 or not len(steps["step"]):
         return ""
     chart = activity_chart("block activity", steps["step"], steps["block"], steps["coeff"], names)
+    count = most(source.config, len(names))
+    several = f" A step moves up to {count} blocks, and the mark is at the one that its record names." * (count > 1)
     text = (
         '<p class="soft small">One row per block, from the input at the top to the output; a mark where the block was '
         "active, and its coefficient, the measured slope of the loss along the step's random direction: small"
-        '<span class="ramp"></span>large.</p>'
+        f'<span class="ramp"></span>large.{several}</p>'
     )
     return card("Which block moved when", text, chart, style="figure")
 
@@ -229,7 +232,8 @@ def _moves(source: Source) -> NDArray[np.float64] | None:
     about = source.about.get("blocks", [])
     parts = {str(name): str(value) for name, value in source.about.get("parts", {}).items()}
     sizes = [one.get("rms") for one in about] + [None] * (len(_names(source)) - len(about))
-    moves, steps = Moves(parts, len(_names(source)), sizes, source.config.clip), source.steps
+    count, steps = len(_names(source)), source.steps
+    moves = Moves(parts, count, most(source.config, count), sizes, source.config.clip)
     if not moves.known:
         return None
     rows = zip(steps["block"].astype(int).tolist(), steps["lr"].tolist(), coeffs, strict=True)

@@ -12,26 +12,31 @@ class Moves:
     Steps without a learning rate say it themselves, because they are in units of the weights; for plain
     descent the sizes of the blocks have to be known.
 
-    >>> moves = Moves({"subspace": "Relative(subspace=Full())", "rule": "Sign()"}, blocks=2)
+    >>> moves = Moves({"subspace": "Relative(subspace=Full())", "rule": "Sign()"}, blocks=2, most=1)
     >>> moves.next(0, 0.004, (-17.0,))
     0.004
 
     Args:
         parts: the composition in words, ``optimizer.parts``.
         blocks: how many there are.
+        most: blocks that one step may move; a record names one of them, so of several nothing can be told.
         sizes: root mean square of the weights of every block, where it is known.
         clip: of the coefficients.
     """
 
     def __init__(
-        self, parts: Mapping[str, str], blocks: int, sizes: Sequence[float | None] = (), clip: float | None = None
+        self,
+        parts: Mapping[str, str],
+        blocks: int,
+        most: int,
+        sizes: Sequence[float | None] = (),
+        clip: float | None = None,
     ) -> None:
         rule, subspace = parts.get("rule", ""), parts.get("subspace", "")
-        several = parts.get("schedule", "").startswith(("Subset(", "Bandit("))  # a record names one block of a step
-        relative = subspace.startswith("Relative(") and not several
+        relative = subspace.startswith("Relative(") and most == 1
         self.normalized = relative and rule == "Normalized(rule=SGD())"
         self.sign = relative and rule == "Sign()"
-        self.plain = not several and rule == "SGD()" and subspace == "Full()"
+        self.plain = most == 1 and rule == "SGD()" and subspace == "Full()"
         self.sizes = sizes if self.plain else ()
         self.clip = math.inf if clip is None else clip
         self._table = [[0.0, 0.0] for _ in range(blocks + 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import shown
@@ -34,6 +34,8 @@ class Progress:
         block: the name of the last active block.
         rate: recent steps per second.
         moved: size of the step beside the weights of its block; None if unknown.
+        spent: seconds of this sitting so far.
+        allowed: seconds of the whole sitting; None if no clock ends it.
     """
 
     step: int
@@ -42,11 +44,44 @@ class Progress:
     block: str
     rate: float
     moved: float | None = None
+    spent: float = 0.0
+    allowed: float | None = None
 
     @property
     def left(self) -> float:
-        """Seconds left, without evaluations."""
+        """Seconds left for the steps, without evaluations."""
         return (self.steps - self.step) / self.rate if self.rate else 0.0
+
+    @property
+    def timed(self) -> bool:
+        """Whether the clock ends the sitting, and not its steps."""
+        return self.allowed is not None and (not self.rate or self.left > self.allowed - self.spent)
+
+    @property
+    def share(self) -> tuple[float, float]:
+        """How much is done, of how much: in seconds where the clock ends the sitting, else in steps."""
+        if self.allowed is not None and self.timed:
+            return min(self.spent, self.allowed), self.allowed
+        return self.step, self.steps
+
+    @property
+    def where(self) -> str:
+        """The step in words: of how many, unless the clock ends the sitting.
+
+        >>> Progress(10, 20, 0.5, "b", 2.0).where, Progress(10, 9000, 0.5, "b", 2.0, None, 61, 600).where
+        ('10/20', '10')
+        """
+        return f"{self.step}" if self.timed else f"{self.step}/{self.steps}"
+
+    @property
+    def time(self) -> str:
+        """The time in words: what is left for the steps, or how much of the clock's has passed.
+
+        >>> Progress(10, 20, 0.5, "b", 2.0).time, Progress(10, 9000, 0.5, "b", 2.0, None, 61, 600).time
+        ('0:05 left', '1:01 of 10:00')
+        """
+        done, whole = self.share
+        return f"{clock(done)} of {clock(whole)}" if self.timed else f"{clock(self.left)} left"
 
 
 class Meter:
@@ -63,6 +98,12 @@ class Meter:
         self._loss: float | None = None
         self._seconds: float | None = None
         self._last: float | None = None
+        self._began = 0.0
+        self._minutes: float | None = None
+
+    def begin(self, minutes: float | None) -> None:
+        """Start the clock of a sitting that ends after so many minutes; after its steps alone, if that is None."""
+        self._began, self._minutes = time.monotonic(), minutes
 
     def recall(self, records: Iterable[Record]) -> None:
         """Remember the sizes of steps that an earlier sitting has taken."""
@@ -86,7 +127,10 @@ class Meter:
         loss = float("nan") if self._loss is None else self._loss
         speed = 1 / self._seconds if self._seconds else 0.0
         moved = self.moves.next(record.block, record.lr, record.coeffs) if self.moves else None
-        return Progress(record.step + 1, self.steps, loss, self.blocks[record.block], speed, moved)
+        progress = Progress(record.step + 1, self.steps, loss, self.blocks[record.block], speed, moved)
+        if self._minutes is None:
+            return progress
+        return replace(progress, spent=time.monotonic() - self._began, allowed=60 * self._minutes)
 
 
 class View(Protocol):
@@ -175,8 +219,7 @@ class Lines(Quiet):
 
     def show(self, progress: Progress) -> None:
         """Show a step."""
-        where = f"step {progress.step}/{progress.steps}  {clock(progress.left)} left"
-        self.note(f"{where}  {step_line(progress, peak_memory())}")
+        self.note(f"step {progress.where}  {progress.time}  {step_line(progress, peak_memory())}")
 
     def measured(self, measurement: Measurement) -> None:
         if measurement.step == 0:
@@ -195,28 +238,25 @@ class Live(Lines):
     def __init__(self, console: Console) -> None:
         from rich.console import Group
         from rich.live import Live as Area
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bar
         from rich.text import Text
 
         super().__init__(console)
         self._bar = Bar(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"),
-            console=console,
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"),
+            TextColumn("{task.fields[left]}"), console=console,
         )  # fmt: skip
-        self._train = self._bar.add_task("training", total=None, left="", visible=False)
-        self._other = self._bar.add_task("", total=None, left="", visible=False)
+        self._train = self._bar.add_task("training", total=None, done="", left="", visible=False)
+        self._other = self._bar.add_task("", total=None, done="", left="", visible=False)
         self._text = Text(no_wrap=True, overflow="ellipsis")
         self._area = Area(Group(self._bar, self._text), console=console, transient=True, refresh_per_second=10)
 
     def show(self, progress: Progress) -> None:
         self._area.start()
+        done, whole = progress.share
         self._bar.update(
-            self._train,
-            total=progress.steps,
-            completed=progress.step,
-            left=f"{clock(progress.left)} left",
-            visible=True,
+            self._train, total=whole, completed=done, done=progress.where, left=progress.time, visible=True
         )
         self._text.plain = step_line(progress, peak_memory())
 
@@ -230,7 +270,7 @@ class Live(Lines):
     def _beside(self, what: str, done: int, n: int) -> None:
         """Update the second bar, which shows work other than training."""
         self._area.start()  # not earlier, so that a failure before the first number leaves the terminal alone
-        self._bar.update(self._other, description=what, total=n, completed=done, visible=done < n)
+        self._bar.update(self._other, description=what, total=n, completed=done, done=f"{done}/{n}", visible=done < n)
 
     def measured(self, measurement: Measurement) -> None:
         self._bar.update(self._other, visible=False)

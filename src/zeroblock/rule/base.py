@@ -96,6 +96,10 @@ class Rule(abc.ABC):
             (span,) in fp32.
         """
 
+    def stride(self, interval: int) -> float:
+        """How much further a turn of so many steps may lead than as many steps of lr in random directions."""
+        return 1.0
+
     def shaped(self, members: Sequence[Member], state: State) -> Sequence[Member]:
         """The tensors with the bases that a step is measured in: a rule may let its state shape the directions."""
         return members

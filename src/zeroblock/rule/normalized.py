@@ -69,6 +69,9 @@ class Normalized(Rule):
     def divisible(self) -> bool:  # type: ignore[override]
         return self.rule.divisible
 
+    def stride(self, interval: int) -> float:
+        return self.rule.stride(interval)
+
     def shaped(self, members: Sequence[Member], state: State) -> Sequence[Member]:
         return self.rule.shaped(members, state)
 

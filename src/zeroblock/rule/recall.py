@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..direction import Member
 from ..errors import ZeroBlockError
 from ..state import State
 from .base import RULES, Move, Rule
+from .normalized import LIMIT
 
 Entry = tuple[int, int, tuple[float, ...]]
 """A step that a rule remembers: its turn, its number, and the shares of its probes."""
@@ -135,6 +137,14 @@ class AnchorSGD(Recall):
 
     def remembered(self, past: tuple[Entry, ...], now: Entry) -> tuple[Entry, ...]:
         return past or (now,)
+
+    def stride(self, interval: int) -> float:
+        """Every step of a turn repeats the anchor's estimate, so that they add up instead of walking at random.
+
+        The differences of later steps are small, and a running size of coefficients counts them, too: the anchor's
+        coefficient is then up to ``interval`` of such sizes, and clamped to :data:`~.normalized.LIMIT` of them.
+        """
+        return max(1.0, (self.boost + interval - 1) / math.sqrt(interval) * min(interval, LIMIT))
 
     def delta(self, g: Tensor, state: dict[str, Tensor], t: int) -> Tensor:
         return g.add_(state["past"][0]) if len(state["past"]) else g.mul_(self.boost)

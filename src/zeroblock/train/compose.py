@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import warnings
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from ..method import METHODS, specimen
 from ..noise import Rounding
 from ..optimizer import ZeroOrder
 from ..schedule import by_name as schedule_by_name
+from ..turn import Turns
 
 
 class Choice(Protocol):
@@ -80,6 +82,14 @@ def optimizer(config: Choice, model: nn.Module, rehearsal: bool = False, **more:
     if config.fold is None:
         given["fold"] = _fold(METHODS[config.method](specimen(), **_rehearsed(given)), config)
     return METHODS[config.method](model, **(_rehearsed(given) if rehearsal else given), **more)
+
+
+def most(config: Choice, blocks: int) -> int:
+    """The largest number of blocks that a step of a configuration's method moves, of so many."""
+    if config.method not in METHODS:
+        return blocks
+    turns: Turns = optimizer(config, specimen(), rehearsal=True).turns
+    return dataclasses.replace(turns, blocks=blocks).most
 
 
 def _rehearsed(given: dict[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,6 @@ from ..errors import ZeroBlockError
 from ..offload import Division, divide, least_division, shelve
 from .config import Config
 
-KEPT_AS = {"zo_momentum": "conmezo", "lozo_m": "lozo"}
-"""Methods that the table of memory leaves out, each with one that keeps as much from step to step."""
-
 
 def decided(config: Config) -> Config:
     """The configuration with a place for its weights, if it gives a memory and they do not fit there.
@@ -54,7 +51,7 @@ def divided(config: Config, model: nn.Module) -> Division | None:
     needs = {need.method: need.kept_here for need in table(model, dtype.itemsize)} if config.trains else {}
     kind, _, count = (config.partition or "").partition(":")
     lifted = int(count) if kind == "layers" and count.isdigit() else 1
-    kept = int(needs.get(KEPT_AS.get(config.method, config.method), 0))
+    kept = int(needs.get(config.method, 0))
     if config.memory is None:
         return least_division(model, config.max_tokens or GPU_MAX_TOKENS, dtype=dtype, lifted=lifted, kept=kept)
     return divide(model, nbytes(config.memory), dtype=dtype, lifted=lifted, kept=kept)

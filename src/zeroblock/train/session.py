@@ -102,7 +102,9 @@ class Session:
         if not isinstance(self.learner, ZerothOrder):
             return None
         optimizer = self.learner.optimizer
-        return Moves(optimizer.parts, len(optimizer.blocks), block_sizes(optimizer), optimizer.clip)
+        return Moves(
+            optimizer.parts, len(optimizer.blocks), optimizer.turns.most, block_sizes(optimizer), optimizer.clip
+        )
 
     @property
     def sharded(self) -> bool:
@@ -195,6 +197,7 @@ class Session:
                     self.tracker = tracker(self.config.track, self.folder.path, dataclasses.asdict(self.config))
             stack.callback(self.tracker.close)
             stop = stack.enter_context(Stop(self.config.max_minutes, ECHO_SECONDS if self.peers.size > 1 else 0.0))
+            self.meter.begin(self.config.max_minutes)
             meetings = Meetings(self.peers, stop)
             stack.enter_context(out_of_memory(f"zeroblock resume {self.folder.path}" if self.journal else ""))
             stack.enter_context(self.folder.writing())
