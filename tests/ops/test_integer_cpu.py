@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from toy import bits
 from zeroblock.noise import BASIS, Distribution, Draw, Key, RandomMask, Rounding, Rows, SmallMask
@@ -174,6 +175,23 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_the_loops_serve_the_cpu(name: str, called: list[Any]) -> None:
     OPERATIONS[name](stored(8, (1, 128, 64), False, torch.float32))
     assert called == [cpu]
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("width", [8, 4])
+def test_the_product_some_rows_at_a_time(
+    width: int, zeros: bool, biased: bool, called: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = stored(width, (5, 64, 32), zeros, torch.float32)
+    x, bias = torch.randn(2, 3, 64), torch.randn(5) if biased else None
+    expected = F.linear(x, reference.expand(one), bias)
+    assert torch.equal(integer.linear(x, one, bias), expected)
+    for numbers, pieces in ((128, 3), (1, 5), (320, 1)):
+        called.clear()
+        monkeypatch.setattr(integer, "PIECE", numbers)
+        torch.testing.assert_close(integer.linear(x, one, bias), expected)
+        assert called == [cpu] * pieces
 
 
 def test_plain_torch_takes_the_rest(called: list[Any]) -> None:

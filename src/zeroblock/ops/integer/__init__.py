@@ -1,11 +1,13 @@
 """Matrices that are stored as integers with a scale per group: what they stand for, and how they move.
 
     w = s·(q - z)                                  expand
+    x wᵀ + b                                       linear
     w ± eps·u                                      perturb, perturb_pair
     q ← round(q + Σₖ alpha[k]·u_k / s)             add_noise_
     q ← round(q + delta / s)                       add_
 
-Each reads the bytes once and writes the result: a compiled loop on the CPU, a kernel on a GPU (but for the last one).
+All but the product read the bytes once and write the result: in a compiled loop on the CPU, in a kernel on a GPU (but
+for the last one).
 """
 
 from __future__ import annotations
@@ -14,13 +16,17 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ...noise import Draw, Rounding, SmallMask
 from ..shared.dispatch import Alpha, backend, is_triton
 from . import reference
 from .layout import Integers, packed, unpacked
 
-__all__ = ["Integers", "add_", "add_noise_", "expand", "packed", "perturb", "perturb_pair", "unpacked"]
+__all__ = ["Integers", "add_", "add_noise_", "expand", "linear", "packed", "perturb", "perturb_pair", "unpacked"]
+
+PIECE = 1 << 20
+"""Numbers of a matrix that a product on the CPU expands at a time: 4 MiB in fp32, which stay in the cache."""
 
 
 def expand(stored: Integers) -> Tensor:
@@ -32,6 +38,21 @@ def expand(stored: Integers) -> Tensor:
     """
     matrix: Tensor = _version(stored).expand(stored)
     return matrix
+
+
+def linear(x: Tensor, stored: Integers, bias: Tensor | None = None) -> Tensor:
+    """x wᵀ + b; (…, n) → (…, m).
+
+    On the CPU some rows of w are expanded and multiplied at a time: memory for a large matrix comes fresh from the
+    system every time, and touching it takes longer than a product with few rows of x.
+    """
+    m, n = stored.shape
+    rows = max(1, PIECE // n) if x.device.type == "cpu" else m
+    if rows >= m:
+        return F.linear(x, expand(stored), bias)
+    parts = stored.split(rows)
+    biases = [None] * len(parts) if bias is None else bias.split(rows)
+    return torch.cat([F.linear(x, expand(part), b) for part, b in zip(parts, biases, strict=True)], -1)
 
 
 def perturb(stored: Integers, draw: Draw, eps: float, *, rounding: Rounding = Rounding.STOCHASTIC) -> Tensor:
