@@ -206,12 +206,13 @@ def widen(out, x, n, kind):  # type: ignore[no-untyped-def]
 
 @jit
 def narrow(out, x, words, skip, n, kind, stochastic):  # type: ignore[no-untyped-def]
+    words = words[skip : skip + n]  # an index that might be negative, such as skip + i, forbids vectors
     if kind == BFLOAT:
         for i in range(n):
-            out[i] = np.uint16(to_bfloat(f32(x[i]), words[skip + i], stochastic))
+            out[i] = np.uint16(to_bfloat(f32(x[i]), words[i], stochastic))
     elif kind == HALF:
         for i in range(n):
-            out[i] = np.uint16(to_half(f32(x[i]), words[skip + i], stochastic))
+            out[i] = np.uint16(to_half(f32(x[i]), words[i], stochastic))
     else:
         for i in range(n):
             out[i] = x[i]
@@ -225,8 +226,9 @@ def complement(words):  # type: ignore[no-untyped-def]
 
 @jit
 def accumulate(acc, u, skip, n, alpha):  # type: ignore[no-untyped-def]
+    u = u[skip : skip + n]
     for i in range(n):
-        acc[i] = fma(acc.dtype.type(u[skip + i]), alpha, acc[i])
+        acc[i] = fma(acc.dtype.type(u[i]), alpha, acc[i])
 
 
 @inline
