@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 SMOLLM2 := .venv/.smollm2
-OPERATIONS := noise adam outer journal  # attention.py and replay.py need a GPU
+OPERATIONS := noise adam outer integer journal  # attention.py and replay.py need a GPU
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test quick slow test-gpu wheel-test sdist check methods docs bench bench-step clean $(addprefix bench-,$(OPERATIONS))

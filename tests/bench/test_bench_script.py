@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from zeroblock.bench import script
 
@@ -37,6 +39,21 @@ def test_noise_on_a_few_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [(row["operation"], row["dtype"]) for row in first] == [(row["operation"], row["dtype"]) for row in second]
     assert {row["dtype"] for row in rows} == {"float32", "bfloat16", "float16"}
     assert all(float(row["elements_per_s"]) > 0 and row["machine"] and row["torch"] for row in rows)
+
+
+def test_integers_of_a_small_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that counts its readings: processor time of so little work may be zero."""
+    monkeypatch.setattr("time.process_time", itertools.count().__next__)
+    out = tmp_path / "integer.csv"
+    threads = str(torch.get_num_threads())
+    monkeypatch.setattr(
+        sys, "argv", ["integer.py", "--size", "64", "--repeats", "1", "--threads", threads, "--csv", str(out)]
+    )
+    runpy.run_path(str(FOLDER / "integer.py"), run_name="__main__")
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["weights"] for row in rows] == ["int8"] * 4 + ["int4"] * 4
+    assert all(float(row[f"{version}_ms"]) == 1000 for row in rows for version in ("compiled", "plain", "float"))
 
 
 def test_a_csv_of_something_else_is_left_alone(tmp_path: Path) -> None:

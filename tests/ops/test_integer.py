@@ -92,7 +92,7 @@ def test_the_ends_of_the_range() -> None:
 
 
 def test_bytes_that_are_no_words_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integer, "_on_gpu", lambda stored: True)
+    monkeypatch.setattr(integer, "backend", lambda operation, device: triton)
     one = stored(4, (1, 64), 64, False, torch.float32)
     odd = torch.zeros(33, dtype=torch.uint8, device=GPU)[1:].view(1, 32)  # begins at an odd address
     odd.copy_(one.codes.view(torch.uint8))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..ops.integer import Integers, expand, packed, unpacked
+from ..ops import integer
 
 GROUP = 64
 """Integers that share a scale, in a row whose length this divides; else one scale serves a row."""
@@ -28,12 +28,12 @@ class Codes(nn.Parameter):
     @classmethod
     def packed(cls, integers: Tensor) -> Tensor:
         """(…, n) integers → (…, n / per_byte) bytes."""
-        return packed(integers, cls.bits).view(BYTES)
+        return integer.packed(integers, cls.bits).view(BYTES)
 
     @classmethod
     def unpacked(cls, codes: Tensor) -> Tensor:
         """(…, n / per_byte) bytes → (…, n) int8."""
-        return unpacked(codes, cls.bits)
+        return integer.unpacked(codes, cls.bits)
 
 
 class Int8(Codes):
@@ -109,15 +109,17 @@ class QuantisedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """x W ᵀ + b; (…, n) → (…, m)."""
         weight = self.weight.detach()  # a function that a direction sees, and answers with its copy
-        return F.linear(input, self.expanded(weight) if weight.dtype == BYTES else weight, self.bias)
+        if weight.dtype != BYTES:
+            return F.linear(input, weight, self.bias)
+        return integer.linear(input, self.stored(weight), self.bias)
 
-    def stored(self, codes: Tensor | None = None) -> Integers:
+    def stored(self, codes: Tensor | None = None) -> integer.Integers:
         """The tensors that the integers lie in."""
-        return Integers(self.weight if codes is None else codes, self.kind.bits, self.scales, self.zeros)
+        return integer.Integers(self.weight if codes is None else codes, self.kind.bits, self.scales, self.zeros)
 
-    def expanded(self, codes: Tensor | None = None) -> Tensor:
+    def expanded(self) -> Tensor:
         """(m, n) the matrix that the integers stand for."""
-        return expand(self.stored(codes))
+        return integer.expand(self.stored())
 
     def _apply(self, fn: Any, recurse: bool = True) -> QuantisedLinear:
         """Move to another device or dtype: integers stay integers."""

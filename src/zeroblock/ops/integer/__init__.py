@@ -1,25 +1,32 @@
 """Matrices that are stored as integers with a scale per group: what they stand for, and how they move.
 
     w = s·(q - z)                                  expand
+    x wᵀ + b                                       linear
     w ± eps·u                                      perturb, perturb_pair
     q ← round(q + Σₖ alpha[k]·u_k / s)             add_noise_
     q ← round(q + delta / s)                       add_
 
-On a GPU the first three are one kernel each, which reads the bytes once and writes the result.
+All but the product read the bytes once and write the result: in a compiled loop on the CPU, in a kernel on a GPU (but
+for the last one).
 """
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ...noise import Draw, Rounding, SmallMask
-from ..shared.dispatch import Alpha
+from ..shared.dispatch import Alpha, backend, is_triton
 from . import reference
 from .layout import Integers, packed, unpacked
-from .reference import add_
 
-__all__ = ["Integers", "add_", "add_noise_", "expand", "packed", "perturb", "perturb_pair", "unpacked"]
+__all__ = ["Integers", "add_", "add_noise_", "expand", "linear", "packed", "perturb", "perturb_pair", "unpacked"]
+
+PIECE = 1 << 20
+"""Numbers of a matrix that a product on the CPU expands at a time: 4 MiB in fp32, which stay in the cache."""
 
 
 def expand(stored: Integers) -> Tensor:
@@ -29,31 +36,37 @@ def expand(stored: Integers) -> Tensor:
     >>> expand(Integers(codes, 4, torch.tensor([[0.5]])))
     tensor([[-3.5000,  0.5000,  0.0000,  3.5000]])
     """
-    if not _on_gpu(stored):
-        return reference.expand(stored)
-    from .triton import expand as fused
+    matrix: Tensor = _version(stored).expand(stored)
+    return matrix
 
-    return fused(stored)
+
+def linear(x: Tensor, stored: Integers, bias: Tensor | None = None) -> Tensor:
+    """x wᵀ + b; (…, n) → (…, m).
+
+    On the CPU some rows of w are expanded and multiplied at a time: memory for a large matrix comes fresh from the
+    system every time, and touching it takes longer than a product with few rows of x.
+    """
+    m, n = stored.shape
+    rows = max(1, PIECE // n) if x.device.type == "cpu" else m
+    if rows >= m:
+        return F.linear(x, expand(stored), bias)
+    parts = stored.split(rows)
+    biases = [None] * len(parts) if bias is None else bias.split(rows)
+    return torch.cat([F.linear(x, expand(part), b) for part, b in zip(parts, biases, strict=True)], -1)
 
 
 def perturb(stored: Integers, draw: Draw, eps: float, *, rounding: Rounding = Rounding.STOCHASTIC) -> Tensor:
     """(m, n) w + eps·u, as ``ops.perturb`` of the expanded matrix would be, to the bit."""
-    if not _fused(stored, draw):
-        return reference.perturb(stored, draw, eps, rounding)
-    from .triton import perturb as fused
-
-    return fused(stored, draw, eps, rounding)
+    copy: Tensor = _version(stored, draw).perturb(stored, draw, eps, rounding)
+    return copy
 
 
 def perturb_pair(
     stored: Integers, draw: Draw, eps: float, *, rounding: Rounding = Rounding.STOCHASTIC
 ) -> tuple[Tensor, Tensor]:
     """``perturb`` at +eps and at -eps, from one read of the integers and one draw of u."""
-    if not _fused(stored, draw):
-        return reference.perturb_pair(stored, draw, eps, rounding)
-    from .triton import perturb_pair as fused
-
-    return fused(stored, draw, eps, rounding)
+    plus, minus = _version(stored, draw).perturb_pair(stored, draw, eps, rounding)
+    return plus, minus
 
 
 def add_noise_(
@@ -68,18 +81,31 @@ def add_noise_(
         decay: factor on the numbers.
         rounding: to the integers; its bits are those of the ROUNDING stream.
     """
-    if not (_fused(stored, draw) and (stored.bits == 8 or stored.by_lane(draw.offset))):
-        reference.add_noise_(stored, draw, alpha, decay, rounding)
-        return
-    from .triton import add_noise_ as fused
-
-    fused(stored, draw, alpha, decay, rounding)
+    version = _version(stored, draw)
+    if is_triton(version) and stored.bits == 4 and not stored.by_lane(draw.offset):
+        version = reference
+    version.add_noise_(stored, draw, alpha, decay, rounding)
 
 
-def _on_gpu(stored: Integers) -> bool:
-    """Whether a kernel reads these tensors; it computes in fp32."""
-    return stored.codes.is_cuda and stored.scales.dtype != torch.float64 and stored.codes.is_contiguous()
+def add_(stored: Integers, delta: Tensor, start: int, draw: Draw, decay: float, rounding: Rounding) -> None:
+    """q ← round(q + delta / s + (decay - 1)·(q - z)) for the integers from ``start`` on, as many as delta has.
+
+    Args:
+        stored: its codes are written.
+        delta: (k,) fp32.
+        start: the first integer, in row-major order; of 4 bits, it and k are even.
+        draw: its key's seed, step and probe, and its offset, address the rounding bits.
+        decay: factor on the numbers.
+        rounding: to the integers.
+    """
+    version = _version(stored, draw)
+    (reference if is_triton(version) else version).add_(stored, delta, start, draw, decay, rounding)
 
 
-def _fused(stored: Integers, draw: Draw) -> bool:
-    return _on_gpu(stored) and draw.rows is None and not isinstance(draw.mask, SmallMask)
+def _version(stored: Integers, draw: Draw | None = None) -> ModuleType:
+    """The version that serves these tensors; the compiled ones read contiguous bytes and compute in fp32."""
+    if stored.scales.dtype == torch.float64 or not stored.codes.is_contiguous():
+        return reference
+    version = backend("integer", stored.codes.device.type)
+    plain = draw is None or (draw.rows is None and not isinstance(draw.mask, SmallMask))
+    return version if plain or not is_triton(version) else reference

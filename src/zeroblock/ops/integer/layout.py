@@ -44,6 +44,16 @@ class Integers(NamedTuple):
         largest = (1 << self.bits - 1) - 1
         return -largest if self.zeros is None else -largest - 1, largest
 
+    def split(self, rows: int) -> list[Integers]:
+        """The matrix as some of its rows each.
+
+        >>> [part.shape for part in Integers(torch.zeros(5, 4, dtype=torch.uint8), 4, torch.ones(5, 1)).split(2)]
+        [(2, 8), (2, 8), (1, 8)]
+        """
+        codes, scales = self.codes.split(rows), self.scales.split(rows)
+        zeros = [None] * len(codes) if self.zeros is None else self.zeros.split(rows)
+        return [Integers(c, self.bits, s, z) for c, s, z in zip(codes, scales, zeros, strict=True)]
+
     def by_lane(self, offset: int) -> bool:
         """Whether eight elements whose noise is one lane's are those of one word of 4-bit integers.
 

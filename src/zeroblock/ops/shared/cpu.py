@@ -12,6 +12,7 @@ import concurrent.futures
 import functools
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
@@ -44,17 +45,19 @@ MASKS = {type(None): NONE, SmallMask: SMALL, RandomMask: RANDOM}
 SINGLE, DOUBLE, BFLOAT, HALF = range(4)
 
 
+@functools.cache
 def _stamp() -> tuple[tuple[float, int], ...]:
-    """The state of the sources that every compiled loop contains."""
-    found = (os.stat(path) for path in (__file__, spec.__file__) if os.path.exists(path))
+    """The state of the sources that compiled loops contain: this file, the constants, and the loops of operations."""
+    here = Path(__file__)
+    found = (path.stat() for path in (Path(spec.__file__), *sorted(here.parents[1].glob("*/cpu.py"))) if path.exists())
     return tuple((status.st_mtime, status.st_size) for status in found)
 
 
 def jit(function: Callable) -> Any:
     """Compile a loop and keep the result on disk.
 
-    numba compiles a cached function again when the function's own file has changed; the loops of
-    the operations contain functions of this file too, so its state goes into their stamps.
+    numba compiles a cached function again when the function's own file has changed; the loops of the operations contain
+    functions of this file and of each other's too, so the state of all these files goes into their stamps.
     """
     compiled = numba.njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)(function)
     index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
@@ -203,12 +206,13 @@ def widen(out, x, n, kind):  # type: ignore[no-untyped-def]
 
 @jit
 def narrow(out, x, words, skip, n, kind, stochastic):  # type: ignore[no-untyped-def]
+    words = words[skip : skip + n]  # an index that might be negative, such as skip + i, forbids vectors
     if kind == BFLOAT:
         for i in range(n):
-            out[i] = np.uint16(to_bfloat(f32(x[i]), words[skip + i], stochastic))
+            out[i] = np.uint16(to_bfloat(f32(x[i]), words[i], stochastic))
     elif kind == HALF:
         for i in range(n):
-            out[i] = np.uint16(to_half(f32(x[i]), words[skip + i], stochastic))
+            out[i] = np.uint16(to_half(f32(x[i]), words[i], stochastic))
     else:
         for i in range(n):
             out[i] = x[i]
@@ -222,8 +226,9 @@ def complement(words):  # type: ignore[no-untyped-def]
 
 @jit
 def accumulate(acc, u, skip, n, alpha):  # type: ignore[no-untyped-def]
+    u = u[skip : skip + n]
     for i in range(n):
-        acc[i] = fma(acc.dtype.type(u[skip + i]), alpha, acc[i])
+        acc[i] = fma(acc.dtype.type(u[i]), alpha, acc[i])
 
 
 @inline
