@@ -95,7 +95,7 @@ def seq2seq(model: nn.Module) -> Any:
 def decoder_start(model: nn.Module) -> int | None:
     """The token that the decoder of an encoder-decoder begins with; None where nothing says so."""
     for source in (getattr(model, "config", None), getattr(model, "generation_config", None)):
-        for name in ("decoder_start_token_id", "decoder.decoder_start_token_id"):
+        for name in ("decoder_start_token_id", "decoder.decoder_start_token_id", "decoder.bos_token_id"):
             if isinstance(token := _field(source, name), int):
                 return token
     return None

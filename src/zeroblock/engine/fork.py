@@ -151,18 +151,15 @@ class Fork:
             for owner in anatomy.owners[member.name]:
                 if owner is module or member.name in anatomy.layer:
                     by_owner.setdefault(id(owner), (owner, []))[1].append(member)
-        apart = (_beside(owner, mine) and not self._looks_up(owner, mine) for owner, mine in by_owner.values())
-        if not all(apart):
+        inside = members[0].name in anatomy.layer
+        if (self.padded and inside) or not all(_beside(owner, mine) for owner, mine in by_owner.values()):
+            # a module within a layer may see the strings of a padded row in any order, as LED's queries do
             return [(module, self._showing(self.copied(module, members)))]
         leaves = [
             (owner, self._showing(self.factored(owner, mine) if _low_rank(mine) else self.copied(owner, mine)))
             for owner, mine in by_owner.values()
         ]
         return leaves if id(module) in by_owner else [(module, self.entered(module)), *leaves]
-
-    def _looks_up(self, owner: nn.Module, members: Sequence[Member]) -> bool:
-        """Whether a module in a layer is a table, whose indices are not the tokens of the rows: T5's bias."""
-        return members[0].name in self.anatomy.layer and family.product(owner) == "embedding"
 
     def guarded(self, module: nn.Module, forward: Forward) -> Forward:
         """A forward that other threads may not call: they would read, and put back, the weights of a point."""
@@ -206,7 +203,7 @@ class Fork:
                     for param, original in zip(params, originals, strict=True):
                         param.data = original
             self.parted = True
-            return self._join(outs)
+            return self._join(outs, members[0].name in self.anatomy.layer)
 
         return forward
 
@@ -217,7 +214,7 @@ class Fork:
         def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
             hidden = self.rows(hidden)
             self.parted = True
-            return inner(hidden, *self._wide(args), **self._wide(kwargs))
+            return inner(hidden, *args, **kwargs)
 
         return forward
 
@@ -242,7 +239,8 @@ class Fork:
 
             def embedding(ids: Tensor) -> Tensor:
                 v, us = self._factors(self.anatomy.gathered(weight))  # within, so that a captured layer draws its own
-                y: Tensor = self.rows(inner(ids))
+                ids = self._strung(ids) if self.padded and self.parted else ids
+                y: Tensor = self._wide(inner(ids)) if self.parted else self.rows(inner(ids))
                 ids = ids.to(v.device)
                 each = torch.stack([F.embedding(self._mine(ids, r), us[r]) for r in range(rows)]).flatten(1, -2)
                 y = y + (each @ v.mT).view(-1, *y.shape[1:])
@@ -342,18 +340,23 @@ class Fork:
             return {name: self._mine(one, r) for name, one in value.items()}
         return value
 
-    def _join(self, outs: Sequence[Any]) -> Any:
-        """The outputs of all points, joined as rows."""
+    def _join(self, outs: Sequence[Any], inside: bool) -> Any:
+        """The outputs of all points, joined as rows; ``inside`` a layer tokens may lie end to end."""
         first = outs[0]
         if isinstance(first, Tensor):
-            if self.padded and first.dim() > 1 and first.shape[0] == 1:  # one for all strings: T5's bias of positions
-                outs = [out.expand(self.strings, *out.shape[1:]) for out in outs]
-            return torch.cat(list(outs))
+            if self.padded and first.dim() == 2 and not inside:  # a table of positions, asked once for all strings
+                outs = [out[None] for out in outs]
+            return torch.cat([self._strung(out) for out in outs])
         if isinstance(first, tuple):
-            return tuple(self._join(parts) for parts in zip(*outs, strict=True))
+            return tuple(self._join(parts, inside) for parts in zip(*outs, strict=True))
         if first is None:
             return None
         raise ForkError(f"a layer returned {type(first).__name__}, which has no rows")
+
+    def _strung(self, x: Tensor) -> Tensor:
+        """x with a row for every string, where one row is for all of them: T5's bias of positions."""
+        one = self.padded and x.dim() > 1 and x.shape[0] == 1
+        return x.expand(self.strings, *x.shape[1:]) if one else x
 
 
 def _opposite(a: Point, b: Point) -> bool:

@@ -99,17 +99,22 @@ def shares(forward: Forward) -> bool:
             forward.reason = "it is compiled; give the plain model"
             return False
         row = forward.pairs(examples).to(forward.device)
+        difference = float(((alone - forward.totals(row)[0]) / row.lengths).abs().max())  # per token
+        if not difference <= tolerance(forward):
+            raise ZeroBlockError(
+                f"{type(forward.seq2seq).__name__} scores padded texts otherwise than single ones (by {difference:.2g} "
+                "per token): step on a closure in Python, optimizer.step(lambda: model(**batch).loss)"
+            )
         try:
             forward.shares = True
-            together = forward.totals(row)[0]
+            difference = float(((alone - forward.totals(row)[0]) / row.lengths).abs().max())
         except Exception as error:  # models of any family may raise anything
             forward.reason = f"its decoder cannot be given the states of several contexts ({one_line(error)})"
             return False
         finally:
             forward.shares = False
-    difference = float(((alone - together) / row.lengths).abs().max())  # per token
     if not difference <= tolerance(forward):
-        forward.reason = f"examples of one batch do not score as they do alone (by {difference:.2g} per token)"
+        forward.reason = f"options that share a context do not score as they do alone (by {difference:.2g} per token)"
         return False
     return True
 

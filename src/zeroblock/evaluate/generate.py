@@ -72,7 +72,7 @@ def generate_part(
                 place = slice(len(prompts[i])) if opening else slice(width - len(prompts[i]), None)
                 ids[row, place] = torch.tensor(prompts[i])
                 seen[row, place] = 1
-            begun = {"decoder_input_ids": torch.tensor([opening] * len(batch)).to(device)} if opening else {}
+            begun = _begun(opening, len(batch), device) if opening else {}
             tokens = model.generate(  # type: ignore[operator]
                 input_ids=ids.to(device), attention_mask=seen.to(device), generation_config=greedy, **begun
             )
@@ -81,6 +81,14 @@ def generate_part(
     finally:
         holder.generation_config = own
     return texts
+
+
+def _begun(opening: tuple[int, ...], rows: int, device: torch.device) -> dict[str, Any]:
+    """What a decoder begins with, and a cache that grows with its layers; transformers makes one of the encoder's."""
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    ids = torch.tensor([opening] * rows).to(device)
+    return {"decoder_input_ids": ids, "past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())}
 
 
 def _ids(given: int | list[int] | None) -> set[int]:
