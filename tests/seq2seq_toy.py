@@ -37,6 +37,25 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "m2m_100": lambda: transformers.M2M100Config(**BART),
 }
 
+SMALL = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 1, "sliding_window": 4,
+}  # fmt: skip
+PLACES = {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64}
+OTHERS: dict[str, Callable[[], Any]] = {
+    "blenderbot": lambda: transformers.BlenderbotConfig(**BART),  # a table of positions without a row per string
+    "longt5": lambda: transformers.LongT5Config(**T5, local_radius=3),
+    "led": lambda: transformers.LEDConfig(**BART, **PLACES, attention_window=4),  # queries with the tokens first
+    "t5gemma": lambda: transformers.T5GemmaConfig(encoder=SMALL, decoder=SMALL, vocab_size=64),
+    "fsmt": lambda: transformers.FSMTConfig(
+        langs=["en", "de"], src_vocab_size=64, tgt_vocab_size=64, **{k: v for k, v in BART.items() if k != "vocab_size"}
+    ),
+    "prophetnet": lambda: transformers.ProphetNetConfig(
+        vocab_size=64, hidden_size=32, encoder_ffn_dim=48, num_encoder_layers=1, num_encoder_attention_heads=4,
+        decoder_ffn_dim=48, num_decoder_layers=1, num_decoder_attention_heads=4, decoder_start_token_id=0,
+    ),
+}  # fmt: skip
+
 UNTIED = ("t5-untied", "flan-t5", "umt5")
 
 BATCH = [
@@ -51,7 +70,7 @@ LABELS = [1, 2, 0, 0]
 def seq2seq(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     """A random model whose every weight matters, norms and biases too."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForSeq2SeqLM.from_config(CONFIGS[name]())
+    model = transformers.AutoModelForSeq2SeqLM.from_config((CONFIGS | OTHERS)[name]())
     if name in UNTIED:
         untie(model)
     generator = torch.Generator().manual_seed(1)
@@ -69,7 +88,7 @@ def untie(model: nn.Module) -> None:
 def own_loss(model: nn.Module, context: tuple[int, ...], option: tuple[int, ...], marks: tuple[bool, ...]) -> float:
     """The model's own loss on one option alone, whose labels it shifts itself where it begins as its config says."""
     labels, more = torch.tensor([option]), {}
-    if not all(marks) or model.config.model_type == "mbart":  # which begins with the last label, a language
+    if not all(marks) or model.config.model_type in ("mbart", "fsmt"):  # which begin with the last label, or with all
         more["decoder_input_ids"] = torch.tensor([(model.config.decoder_start_token_id, *option[:-1])])
         labels = labels.masked_fill(~torch.tensor([marks]), -100)
     with torch.no_grad():

@@ -52,7 +52,8 @@ CASES = [
     *((name, "mezo_bcd", {"partition": linears}) for name in ("t5", "bart")),
     ("flan-t5", "mezo_bcd", {"probes": 3}),
     ("mt5", "mezo_bcd_adam", {}),
-    *((name, "mezo_bcd", {"subspace": LowRank(2), "probes": 2}) for name in ("t5", "umt5", "bart")),
+    *((name, "mezo_bcd", {"subspace": LowRank(2), "probes": 2}) for name in ("t5", "umt5", "bart", "led")),
+    *((name, "mezo_bcd", {}) for name in ("blenderbot", "longt5", "led", "t5gemma")),
 ]
 
 
@@ -117,24 +118,10 @@ def test_a_row_of_pairs() -> None:
 
 
 def test_a_model_whose_decoder_cannot_be_handed_contexts_says_so_and_scores_the_same() -> None:
-    model = seq2seq("bart")
-    forward = model.model.decoder.forward
-
-    class Positional(nn.Module):
-        """A decoder that is called by position."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model.model.decoder
-
-        def forward(self, **options: object) -> object:
-            return forward(**options)
-
-    model.model.get_decoder = lambda: Positional()  # which the model does not call: its hooks never run
-    model.get_decoder = model.model.get_decoder
-    with pytest.warns(ZeroBlockWarning, match="BartForConditionalGeneration is evaluated on padded rows"):
+    model = seq2seq("fsmt")
+    with pytest.warns(ZeroBlockWarning, match="FSMTForConditionalGeneration is evaluated on padded rows, one point .*"):
         engine = Engine(model)
-    assert not engine.forked
+    assert (engine.shares, engine.forked) == (False, False)
     found = [-score.mean for scores in engine.scores(BATCH) for score in scores]
     assert found == pytest.approx(list(chain(*losses(model))), abs=1e-5)
     optimizer = zb.mezo_bcd(model, lr=1e-3, eps=1e-3)
@@ -191,6 +178,8 @@ def test_what_cannot_work_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None
         Engine(model)
     speech = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 32, "pad_token_id": 0}
+    with pytest.raises(ZeroBlockError, match=r"ProphetNet\w+ scores padded texts otherwise .*\(\*\*batch\)\.loss"):
+        Engine(seq2seq("prophetnet"))
     whisper = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**speech, **heads))
     with pytest.raises(ZeroBlockError, match=r"WhisperForConditionalGeneration is an enc.*\(\*\*batch\)\.loss"):
         Engine(whisper)
@@ -220,3 +209,26 @@ def test_gradients_of_backpropagation_are_the_models_own() -> None:
     model(**BATCHED).loss.backward()
     for name, param in model.named_parameters():
         torch.testing.assert_close(found[name], param.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["t5", "flan-t5", "bart"])
+def test_forked_is_sequential_on_a_gpu(name: str, dtype: torch.dtype) -> None:
+    model = seq2seq(name, dtype).cuda()
+    engine = Engine(model)
+    assert (engine.forked, engine.graphs) == (True, None)
+    with pytest.raises(ZeroBlockError, match="leave out graphs"):
+        Engine(model, graphs=True)
+    objective = engine.objective(BATCH, LABELS)
+    records: list[zb.Record] = []
+    for closure in (objective, lambda: objective()):
+        optimizer = zb.mezo_bcd(model, lr=0.0, eps=1e-2, seed=3)
+        optimizer.listener = records.append
+        for _ in optimizer.blocks:
+            optimizer.step(closure)
+        optimizer.flush()
+    assert engine.forked, engine.reason
+    half, tolerance = len(records) // 2, 1e-4 if dtype == torch.float32 else 0.05
+    for one, other in zip(records[:half], records[half:], strict=True):
+        assert one.losses == pytest.approx(other.losses, abs=tolerance)
