@@ -211,6 +211,23 @@ def test_gradients_of_backpropagation_are_the_models_own() -> None:
         torch.testing.assert_close(found[name], param.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_streamed_weights_give_the_same_losses(name: str) -> None:
+    records: list[list[zb.Record]] = []
+    for streams in (False, True):
+        model = seq2seq(name)
+        if streams:
+            zb.shelve(model, "host", device="cpu")
+        engine = Engine(model)
+        assert (engine.forked, engine.shelf.streams) == (True, streams)
+        optimizer = zb.mezo_bcd(model, lr=1e-3, eps=1e-2)
+        records.append([])
+        optimizer.listener = records[-1].append
+        for _ in optimizer.blocks:
+            optimizer.step(engine.objective(BATCH, LABELS))
+    assert records[0] == records[1]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["t5", "flan-t5", "bart"])

@@ -18,6 +18,7 @@ from toy import same, snapshot, zeroblock
 from zeroblock.errors import ZeroBlockError
 from zeroblock.evaluate.generate import generate
 from zeroblock.model import load, skeleton
+from zeroblock.model import tokenizer as read_tokenizer
 from zeroblock.report.card import pipeline_of
 from zeroblock.task import TASKS, DataRow, Example, open_task
 from zeroblock.train import resume, run
@@ -109,7 +110,7 @@ def greedy(model: Any, context: tuple[int, ...], opening: tuple[int, ...], end: 
 @pytest.mark.parametrize("name", ["flan", "bart"])
 def test_generation_of_a_batch_is_that_of_each_prompt_alone(name: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(name)
-    model, words = load(str(folder), "fp32", "cpu"), zb.model.tokenizer(str(folder))
+    model, words = load(str(folder), "fp32", "cpu"), read_tokenizer(str(folder))
     torch.manual_seed(0)
     for param in model.parameters():
         param.data += 0.3 * torch.randn_like(param)  # so that it writes other words for other prompts

@@ -103,8 +103,13 @@ class Engine(Forward):
                 f"{type(self.seq2seq).__name__} is an encoder-decoder, whose steps are not captured and whose "
                 f"layers are not held: leave out {'graphs' if graphs else 'hold'}"
             )
+        if paired and self.spread:
+            raise ZeroBlockError(
+                f"{type(self.seq2seq).__name__} is an encoder-decoder, whose padded rows each process splits in its "
+                "own way, while those that hold its weights together run the same passes: take --shard none"
+            )
         self.max_tokens = max_tokens or (GPU_MAX_TOKENS if on_gpu or paired else None)
-        if on_gpu and not self.spread:
+        if on_gpu and not self.spread and not paired:  # the kernels are made for one row of tokens
             self.fusions = find(model, "cuda", self.shelf.showing)
         self.shares = paired and trial.shares(self)
         self.packed = not paired and trial.packs(self, self._multiples(0))

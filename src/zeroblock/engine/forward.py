@@ -179,7 +179,6 @@ class Forward:
             return logits.flatten(0, 1)[None, row.keep]
         block, entrances = _block(points), []
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.fusions.running())  # first: a fork wraps the forwards that it finds
             fork = None
             if points:
                 watch, contexts = block not in self._watched, len(row.tokens)
