@@ -13,6 +13,7 @@ share.  A new family that needs special care gets a row here.
 | GPT-OSS                       | attention adds learned sinks to its scores                | ``SINKS``               |
 | BERT, RoBERTa, DistilBERT     | predicts a token at its own place, from both sides of it  | ``MASKED``              |
 | RoBERTa, XLM-R, CamemBERT     | positions count from the one after that of padding        | ``POSITIONS``           |
+| T5, BART, Pegasus             | an encoder reads the context, a decoder writes the answer | ``seq2seq``             |
 | Mixtral, Qwen-MoE, Phi-MoE    | not bf16: the host is asked how many tokens an expert gets | ``EXPERTS``            |
 """
 
@@ -77,6 +78,27 @@ def product(module: nn.Module) -> Literal["linear", "transposed", "embedding"] |
 def masked(model: nn.Module) -> bool:
     """Whether a model, or the one within an adapter, is a masked language model."""
     return any(MASKED.search(type(module).__name__) for module in model.modules())
+
+
+def seq2seq(model: nn.Module) -> Any:
+    """The encoder-decoder of texts that a model is, or that is within an adapter; None for every other model."""
+    for module in model.modules():
+        known: Any = module
+        config = getattr(known, "config", None)
+        if not getattr(config, "is_encoder_decoder", False) or not hasattr(known, "get_output_embeddings"):
+            continue
+        writes = known.get_output_embeddings() is not None and getattr(known, "main_input_name", "") == "input_ids"
+        return known if writes and known.can_generate() else None
+    return None
+
+
+def decoder_start(model: nn.Module) -> int | None:
+    """The token that the decoder of an encoder-decoder begins with; None where nothing says so."""
+    for source in (getattr(model, "config", None), getattr(model, "generation_config", None)):
+        for name in ("decoder_start_token_id", "decoder.decoder_start_token_id", "decoder.bos_token_id"):
+            if isinstance(token := _field(source, name), int):
+                return token
+    return None
 
 
 def uncaptured(model: nn.Module) -> str:

@@ -273,7 +273,9 @@ def _read(config: Config, tell: Callable[[str], None]) -> tuple[Pool, dict[str, 
     task = get_task(config.task, tokenizer)
     tell(f"reading {task.name}")
     data = None if config.data is None else Path(config.data)
-    pool = encode(task, data, tokenizer, seed=config.data_seed, limit=config.train, max_length=config.max_length)
+    reads = models.reads(config.model, trust_remote_code=config.trust_remote_code)
+    limits: dict[str, Any] = {"limit": config.train, "max_length": config.max_length}
+    pool = encode(task, data, tokenizer, seed=config.data_seed, **limits, **reads)
     return pool, {"train": len(pool.encoded)}
 
 

@@ -33,7 +33,7 @@ def find(place: str | Path) -> Path:
         if kind in ("EntryNotFoundError", "RemoteEntryNotFoundError"):
             raise ZeroBlockError(
                 f"{place} on the hub holds no {JOURNAL}: if it is a model folder, load it with "
-                f"AutoModelForCausalLM.from_pretrained({str(place)!r})"
+                f"from_pretrained({str(place)!r})"
             ) from error
         raise ZeroBlockError(
             f"there is no file or folder {str(place)!r} here, and it could not be had from the hub ({_reason(error)}): "

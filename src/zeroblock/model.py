@@ -24,6 +24,7 @@ from .fetch import COMMAND, add_fetched
 from .gguf_header import begins_texts
 from .quantise import Given, checkpoint, quantised_layers, store_, values
 from .quiet import bars, without_advice
+from .tied import is_untied, untie_
 
 OPT: dict[str, dict[str, Any]] = {
     "opt-125m": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072},
@@ -79,6 +80,10 @@ def skeleton(
         except ValueError:
             model = AutoModel.from_config(loaded, trust_remote_code=trust_remote_code)
     model.tie_weights()  # type: ignore[operator]
+    if name not in NAMES and not name.endswith(".gguf"):
+        base = adapters.base_of(name) if _is_adapter(name) else name
+        if is_untied(model, str(Path(base).expanduser())):
+            untie_(model)
     return store_(_adapted(model, name, adapter), weights)
 
 
@@ -214,14 +219,17 @@ def _auto_class_of(name: str, *, trust_remote_code: bool) -> Any:
     return auto_class(config(name, trust_remote_code=trust_remote_code))
 
 
-def fills_masks(name: str, *, trust_remote_code: bool = False) -> bool:
-    """Whether a name means a masked language model; a folder that holds a tokenizer alone does not say."""
-    if name in NAMES or name.endswith(".gguf") or _is_adapter(name):
-        return False
+def reads(name: str, *, trust_remote_code: bool = False) -> dict[str, bool]:
+    """How the model of a name reads examples, in the words of ``Task.encoder``: masked, seq2seq, or neither.
+
+    A folder that holds a tokenizer alone does not say.
+    """
     folder = Path(name).expanduser()
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        return False
-    return bool(_auto_class_of(name, trust_remote_code=trust_remote_code).__name__ == "AutoModelForMaskedLM")
+    bare = folder.is_dir() and not (folder / "config.json").is_file()
+    if name in NAMES or name.endswith(".gguf") or (bare and not _is_adapter(name)):
+        return {"masked": False, "seq2seq": False}
+    kind = _auto_class_of(name, trust_remote_code=trust_remote_code).__name__
+    return {"masked": kind == "AutoModelForMaskedLM", "seq2seq": kind == "AutoModelForSeq2SeqLM"}
 
 
 def is_stored_quantised(name: str, *, trust_remote_code: bool = False) -> bool:

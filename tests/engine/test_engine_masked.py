@@ -104,10 +104,3 @@ def test_examples_are_those_of_the_model() -> None:
 def test_a_mask_is_checked(fields, message) -> None:
     with pytest.raises(ZeroBlockError, match=message):
         Encoded((1, 2), **fields)
-
-
-def test_an_encoder_decoder_is_refused_with_the_python_route() -> None:
-    shape = {"vocab_size": 32, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**shape))
-    with pytest.raises(ZeroBlockError, match=r"T5ForConditionalGeneration is an encoder-decoder.*\(\*\*batch\)\.loss"):
-        Engine(model)

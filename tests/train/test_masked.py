@@ -12,6 +12,7 @@ import torch
 import transformers
 from loop_toy import Crash, kept, lines, settings
 
+import seq2seq_toy
 import zeroblock as zb
 from masked_toy import save, tokenizer
 from toy import same, snapshot, zeroblock
@@ -124,37 +125,6 @@ def test_the_command_line_lists_blocks_and_attaches_adapters(bert: Path, data: P
     assert (done.returncode, "fills in single words and generates no text" in done.stderr) == (2, True), done.stderr
 
 
-def t5(folder: Path) -> Path:
-    words = tokenizer("Roberta")
-    shape = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 1}
-    torch.manual_seed(0)
-    transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=len(words), **shape)).save_pretrained(
-        folder
-    )
-    words.save_pretrained(folder)
-    return folder
-
-
-def test_an_encoder_decoder_steps_on_a_closure(data: Path, tmp_path: Path) -> None:
-    folder = t5(tmp_path / "t5")
-    done = zeroblock("train", "--model", folder, "--task", "sst2", "--data", data, "--lr", 1e-3, "--steps", 2)
-    assert done.returncode == 2
-    assert "T5ForConditionalGeneration is an encoder-decoder" in done.stderr
-    names = [block["name"] for block in json.loads(zeroblock("blocks", "--model", folder, "--json").stdout)["blocks"]]
-    assert names[0] == "shared"
-    assert {"encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"} < set(names)
-    model, batch = load(str(folder), "fp32", "cpu"), torch.arange(24).view(4, 6)
-    optimizer, records = zb.mezo_bcd(model, lr=2e-2, eps=1e-2, probes=2, clip=5.0), []
-    assert [block.name for block in optimizer.blocks] == names
-    optimizer.listener = records.append
-    for _ in range(30):
-        optimizer.step(lambda: model(input_ids=batch, labels=batch.flip(1)).loss)
-    assert records[-1].loss < 0.99 * records[0].loss
-    base = load(str(folder), "fp32", "cpu")
-    zb.replay(zb.mezo_bcd(base, lr=2e-2, eps=1e-2, probes=2, clip=5.0), records)
-    assert same(snapshot(model), snapshot(base))
-
-
 def test_the_python_of_the_guide(roberta: Path, tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "guides" / "encoders.md"
     snippets = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
@@ -166,10 +136,11 @@ def test_the_python_of_the_guide(roberta: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     names = {
         "roberta": load(str(roberta), "fp32", "cpu"), "tokenizer": tokenizer("Roberta"),
-        "t5": load(str(t5(tmp_path / "t5")), "fp32", "cpu"), "questions": tokens, "answers": tokens, "tokens": tokens,
+        "t5": load(str(seq2seq_toy.save(tmp_path / "t5")), "fp32", "cpu"), "questions": tokens, "answers": tokens,
+        "tokens": tokens,
         "llava": transformers.LlavaForConditionalGeneration(llava), "pixels": torch.randn(1, 3, 8, 8),
     }  # fmt: skip
     for snippet in snippets:
         exec(snippet, names)
         assert names["optimizer"].steps == 1
-    assert len(snippets) == 3
+    assert len(snippets) == 4

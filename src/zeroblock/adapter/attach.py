@@ -41,7 +41,7 @@ def attach_lora(model: nn.Module, r: int, alpha: float, targets: Sequence[str], 
     names = resolve(model, targets)
     matched = [module for path, module in _linears(model) if _ends(path, names)]
     config = peft.LoraConfig(
-        task_type=None if family.masked(model) else "CAUSAL_LM",
+        task_type=_task_type(model),
         r=r,
         lora_alpha=alpha if alpha % 1 else int(alpha),
         lora_dropout=0.0,
@@ -55,6 +55,13 @@ def attach_lora(model: nn.Module, r: int, alpha: float, targets: Sequence[str], 
             _draw_(param, seed, offset)
             offset += param.numel()
     return adapted
+
+
+def _task_type(model: nn.Module) -> str | None:
+    """PEFT's name for what a model does."""
+    if family.masked(model):
+        return None
+    return "CAUSAL_LM" if family.seq2seq(model) is None else "SEQ_2_SEQ_LM"
 
 
 @torch.no_grad()
@@ -109,11 +116,10 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def attach_prefix(model: nn.Module, tokens: int, seed: int) -> nn.Module:
     """Freeze a model and put a prefix before its layers; see :class:`~zeroblock.adapter.Prefix`."""
-    if family.masked(model):
-        raise ZeroBlockError(
-            f"{type(model).__name__} fills in masks and keeps no keys and values that a prefix could be: use LoRA "
-            "(--lora r=8,targets=q,v)"
-        )
+    if family.masked(model) or family.seq2seq(model) is not None:
+        why = "fills in masks and keeps no keys and values that a prefix could be"
+        why = why if family.masked(model) else "is an encoder-decoder, and prefixes are for decoders alone"
+        raise ZeroBlockError(f"{type(model).__name__} {why}: use LoRA (--lora r=8,targets=q,v)")
     config = require().PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=tokens)
     start = None if _is_meta(model) else _activations(model, tokens, seed)
     adapted: Any = wrap(model, config)

@@ -137,6 +137,7 @@ def encode(
     seed: int = 0,
     limit: int | None = None,
     max_length: int = 2048,
+    **reads: bool,
 ) -> Pool:
     """Encode the training examples of a task, in the protocol's order.
 
@@ -147,8 +148,9 @@ def encode(
         seed: the data seed.
         limit: maximum number of examples.
         max_length: longer contexts are cut on the left.
+        reads: how the model reads examples, see :meth:`Task.encoder`.
     """
-    encoder = task.encoder(tokenizer, max_length)
+    encoder = task.encoder(tokenizer, max_length, **reads)
     examples = task.load(data, seed=seed).train[:limit]
     pairs = [task.training_pair(encoder, example) for example in examples]
     return Pool(tuple(one for one, _ in pairs), tuple(label for _, label in pairs), task.over)

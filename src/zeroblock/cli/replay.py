@@ -76,7 +76,7 @@ def write_run(
         repo: where it goes on the hub, if it does.
     """
     from ..journal.format import locate
-    from ..report.card import PLACEHOLDER, Facts, hub_card, pipeline_of
+    from ..report.card import ANSWERING, AUTO, PLACEHOLDER, Facts, hub_card, pipeline_of
 
     folder = locate(run).parent
     if is_kept(run):
@@ -89,8 +89,10 @@ def write_run(
         return
     if (out / "adapter_config.json").is_file():
         typer.echo(f'load it with PeftModel.from_pretrained(base, "{out}"), or train it further with --model {out}')
+    elif (pipeline := pipeline_of(out)) == ANSWERING:  # transformers 5 has no such pipeline
+        typer.echo(f'load it with {AUTO[pipeline]}.from_pretrained("{out}")')
     else:
-        typer.echo(f'load it with from_pretrained("{out}"), or pipeline("{pipeline_of(out)}", model="{out}")')
+        typer.echo(f'load it with from_pretrained("{out}"), or pipeline("{pipeline}", model="{out}")')
 
 
 def choose_step(run: Path, step: str | None) -> int | None:

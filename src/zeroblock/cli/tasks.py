@@ -116,7 +116,7 @@ def show(
     Text in green, after → or between ⟦ and ⟧, is what a run learns to write. JSON has the counts only if you
     name a tokenizer.
     """
-    from ..model import fills_masks
+    from ..model import reads
     from ..model import tokenizer as read_tokenizer
     from ..task import get
 
@@ -128,14 +128,15 @@ def show(
         words = None if json else _default_tokenizer()
     task = get(name, words, turns=turns, ending=ending)
     examples, note = _examples(task, data, split, seed, limit)
-    masked = tokenizer is not None and fills_masks(tokenizer, trust_remote_code=trust_remote_code)
-    encoder = task.encoder(words, max_length, masked=masked) if words is not None else None
+    kind = {} if tokenizer is None else reads(tokenizer, trust_remote_code=trust_remote_code)
+    encoder = task.encoder(words, max_length, **kind) if words is not None else None
     encoded = [encoder.example(example) for example in examples] if encoder else [None] * len(examples)
-    if masked:
+    ends = task.kind == "generation" and (task.stop is None or kind.get("seq2seq", False))
+    end = str(getattr(words, "eos_token", None) or "<eos>") if ends else ""
+    if kind.get("masked"):
         examples = tuple(_with_gap(example, str(words.mask_token)) for example in examples)
-    end = (
-        "" if task.stop is not None or task.kind != "generation" else str(getattr(words, "eos_token", None) or "<eos>")
-    )
+    elif kind.get("seq2seq"):
+        examples = tuple(replace(one, options=tuple(map(str.strip, one.options))) for one in examples)
     if json:
         for example, ids in zip(examples, encoded, strict=True):
             line = jsonlib.dumps(_object(task, example, ids, end), ensure_ascii=False)
@@ -250,7 +251,7 @@ def _print(console: Any, task: Task, example: Example, ids: Encoded | None, titl
             line.append(f" {shown(end)}", style="bold cyan" if index in example.right else "")
         if ids is not None:
             count = sum(ids.marks[index])
-            whose = " with the earlier answers" if ids.scored else ""
+            whose = " with the earlier answers" if example.spans else ""
             line.append(f"  {count} token{'s' if count > 1 else ''}{whose}", style="dim")
         console.print(line, soft_wrap=True)
     if task.metric.generates and (len(example.answers) > 1 or example.answers[0] != example.target.strip()):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..block import stacks
 from ..direction import Member
 from ..errors import ZeroBlockError
+from ..family import is_output_side
 from ..shard import is_spread
 
 
@@ -33,8 +34,11 @@ class Anatomy:
                     self._places.setdefault(names[id(param)], (module, key))
         self.shared: set[str] = set()
         """Parameters that are read in several layers, or in a layer and outside it."""
+        self.layers: list[nn.Module] = []
+        self._paths = {id(module): path for path, module in model.named_modules()}
         for stack in stacks(model):
             for layer in model.get_submodule(stack).children():
+                self.layers.append(layer)
                 inside = set(layer.modules())
                 for name in {names[id(param)] for param in layer.parameters()}:
                     if name in self.layer or not inside.issuperset(self.owners[name]):
@@ -57,6 +61,12 @@ class Anatomy:
             for module in [layer] if layer is not None else self._readers(member.name):
                 by_module.setdefault(id(module), (module, []))[1].append(member)
         return list(by_module.values())
+
+    def entrances(self, members: Sequence[Member]) -> list[nn.Module]:
+        """The modules outside the layers that hold an active tensor, but for those that are known to run after them."""
+        layers = set(map(id, self.layers))
+        found = (module for module, _ in self.stages(members) if id(module) not in layers)
+        return [module for module in found if not is_output_side(self._paths[id(module)])]
 
     def held(self, member: Member) -> Tensor:
         """The tensor that the model holds in a parameter's place now: itself, or what FSDP2 has gathered of it."""

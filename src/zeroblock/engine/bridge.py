@@ -22,10 +22,12 @@ from ..task.encoding import Encoded
 from . import trial
 from .forward import Forward
 from .pack import Padded, Row
+from .pair import Pairs
 
 IGNORED = -100
 """The label of a token that carries no loss."""
 KEYS = {"input_ids", "labels", "attention_mask"}
+DECODER_INPUTS = "decoder_input_ids"
 PADDING = 24
 """Tokens on the left in the trial of whether a model counts padding as positions."""
 
@@ -86,12 +88,43 @@ def texts(batch: Mapping[str, Any]) -> tuple[list[Text], bool]:
     return found, left
 
 
-def _columns(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, labels and the mask of real tokens, all (B, T), on the host."""
+def pairs(batch: Mapping[str, Any], model: Any, max_tokens: int | None) -> list[Pairs]:
+    """The rows of a batch for an encoder-decoder, whose decoder reads what the model makes of its labels.
+
+    Args:
+        batch: ``input_ids`` and, where there is padding, ``attention_mask``, both (B, S); ``labels`` (B, T).
+        model: of transformers.
+        max_tokens: of a row, padding included; a batch that is longer is split.
+    """
+    ids, labels, mask = _columns(batch, (DECODER_INPUTS,))
+    given = batch.get(DECODER_INPUTS)
+    if given is None and not hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        raise BridgeError(f"{type(model).__name__} does not shift its labels: add {DECODER_INPUTS} to the batch")
+    inputs = model.prepare_decoder_input_ids_from_labels(labels) if given is None else torch.as_tensor(given).cpu()
+    if inputs.shape != labels.shape:
+        raise BridgeError(f"{DECODER_INPUTS} and labels differ: {tuple(inputs.shape)} and {tuple(labels.shape)}")
+    if not bool((labels != IGNORED).any()):
+        raise BridgeError(f"no token of the batch is scored: every label is {IGNORED}")
+    size = len(ids) if max_tokens is None else max(1, max_tokens // (ids.shape[1] + inputs.shape[1]))
+    parts = (slice(first, first + size) for first in range(0, len(ids), size))
+    return [_pairs(ids[s], mask[s], inputs[s], labels[s]) for s in parts if bool((labels[s] != IGNORED).any())]
+
+
+def _pairs(ids: Tensor, mask: Tensor, inputs: Tensor, labels: Tensor) -> Pairs:
+    """Some rows of a batch, all scored tokens of which count as one option."""
+    keep = torch.nonzero(labels.flatten() != IGNORED).flatten()
+    every = torch.arange(len(keep))
+    count, none = torch.tensor([len(keep)]), torch.tensor([[0]])
+    context, target = torch.arange(len(ids)), labels.flatten()[keep]
+    return Pairs(ids, mask.long(), inputs, context, keep, every, target, every[None], count, none)
+
+
+def _columns(batch: Mapping[str, Any], more: Sequence[str] = ()) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, labels and the mask of real tokens, (B, T) on the host; labels have another T where ``more`` is known."""
     for key in ("input_ids", "labels"):
         if batch.get(key) is None:
             raise BridgeError(f"the batch has no {key}")
-    others = sorted(key for key, value in batch.items() if key not in KEYS and value is not None)
+    others = sorted(key for key, value in batch.items() if key not in KEYS.union(more) and value is not None)
     if "position_ids" in others:
         raise BridgeError(
             "the batch has position_ids, so it is packed already, or places its tokens in its own way: collate padded "
@@ -102,7 +135,8 @@ def _columns(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     ids, labels = (torch.as_tensor(batch[key]).cpu() for key in ("input_ids", "labels"))
     given = batch.get("attention_mask")
     mask = torch.ones_like(ids, dtype=torch.bool) if given is None else torch.as_tensor(given).cpu() != 0
-    if ids.dim() != 2 or labels.shape != ids.shape or mask.shape != ids.shape:
+    apart = bool(more) and labels.dim() == 2 and len(labels) == len(ids)
+    if ids.dim() != 2 or not (apart or labels.shape == ids.shape) or mask.shape != ids.shape:
         shapes = ", ".join(str(tuple(one.shape)) for one in (ids, labels, mask))
         raise BridgeError(f"input_ids, labels and attention_mask must all be (rows, tokens), got {shapes}")
     if bool(((labels < 0) & (labels != IGNORED)).any()):

@@ -24,9 +24,11 @@ from .fuse import find
 from .held import Prefix
 from .objective import BatchObjective, Over, Reduction
 from .pack import Padded, Row, join, lay, pad, split
+from .pair import Pairs
+from .pair import split as split_pairs
 
 GPU_MAX_TOKENS = 4096
-"""Tokens of a row on a GPU, by default."""
+"""Tokens of a row on a GPU, by default, and of a row of pairs on any device."""
 
 SMALL_WORK = 1e11
 """Tokens × weights up to which a row's length hardly matters to its time: some 700 tokens at 135M."""
@@ -45,12 +47,15 @@ class Score(NamedTuple):
 
 
 class Engine(Forward):
-    """Scores examples with a causal or a masked language model of transformers.
+    """Scores examples with a causal language model, a masked one or an encoder-decoder of transformers.
 
     A batch becomes one row of tokens in which options share their context; the points of a
     zeroth-order step run in one forked pass.  Both are exact.  A model that cannot be packed
     (its attention ignores the mask, or its layers carry state from token to token) is
     found out by a trial and evaluated on padded rows, one point after another.
+
+    An encoder-decoder reads padded rows: its encoder every context once, its decoder the options.
+    The points of a step run in one forked pass here, too.
 
     A model can be measured by one thread at a time; a second thread gets an error.
 
@@ -58,7 +63,7 @@ class Engine(Forward):
         model: its weights are only read.
         fork: False measures one point after another.
         max_tokens: of a row; longer batches are split, with the same losses.  By default there is no limit on
-            the CPU and one of 4,096 on a GPU.
+            the CPU and one of 4,096 on a GPU; for encoder-decoders one of 4,096, with padding, on both.
         graphs: whether to capture steps as CUDA graphs; by default where it pays.
         hold: whether consecutive steps on one objective and one block share what the layers before the block compute;
             the losses are the same to the bit. Captured steps do not. Do not edit weights through ``.data`` in between.
@@ -92,12 +97,24 @@ class Engine(Forward):
                 f"{'graphs' if graphs else 'hold'} cannot be combined with streamed weights, which are never at one "
                 "address: leave it out (a launch takes no time beside the copy of a layer)"
             )
-        self.max_tokens = max_tokens or (GPU_MAX_TOKENS if on_gpu else None)
-        if on_gpu and not self.spread:
+        paired = self.seq2seq is not None
+        if paired and (graphs or hold):
+            raise ZeroBlockError(
+                f"{type(self.seq2seq).__name__} is an encoder-decoder, whose steps are not captured and whose "
+                f"layers are not held: leave out {'graphs' if graphs else 'hold'}"
+            )
+        if paired and self.spread:
+            raise ZeroBlockError(
+                f"{type(self.seq2seq).__name__} is an encoder-decoder, whose padded rows each process splits in its "
+                "own way, while those that hold its weights together run the same passes: take --shard none"
+            )
+        self.max_tokens = max_tokens or (GPU_MAX_TOKENS if on_gpu or paired else None)
+        if on_gpu and not self.spread and not paired:  # the kernels are made for one row of tokens
             self.fusions = find(model, "cuda", self.shelf.showing)
-        self.packed = trial.packs(self, self._multiples(0))
-        self.forked = fork and self.packed
-        captures = on_gpu and not self.spread and len(self.devices) == 1
+        self.shares = paired and trial.shares(self)
+        self.packed = not paired and trial.packs(self, self._multiples(0))
+        self.forked = fork and (self.packed or self.shares)
+        captures = on_gpu and not self.spread and len(self.devices) == 1 and not paired
         self.coarse = self.forked and (captures if graphs is None else graphs)
         self.graphs = Graphs() if self.coarse and not self.shelf.streams else None
         if self.graphs is not None:
@@ -160,21 +177,27 @@ class Engine(Forward):
 
         Args:
             batch: ``input_ids``, ``labels`` (-100 where a token carries no loss) and, where there is padding,
-                ``attention_mask``, all (rows, tokens); padded on the left or on the right.
+                ``attention_mask``, all (rows, tokens); padded on the left or on the right.  The labels of an
+                encoder-decoder have a length of their own, and it may have ``decoder_input_ids``.
         """
         if self.masked:
             raise bridge.BridgeError(
                 f"{type(self.model).__name__} predicts a token at its own place, not at the one before it: use "
                 "engine.objective, or the closure lambda: model(**batch).loss"
             )
+        if self.seq2seq is not None:
+            pairs = bridge.pairs(batch, self.seq2seq, self.max_tokens)
+            none = torch.zeros(1, dtype=torch.long)
+            return BatchObjective(self, [(row, none) for row in pairs], "answer", "tokens", len(batch["labels"]))
         texts, left = bridge.texts(batch)
         if left and self._counts_padding:
             raise bridge.BridgeError(
                 f"{type(self.model).__name__} counts padding on the left as positions: pad on the right "
                 "(tokenizer.padding_side = 'right')"
             )
-        rows: list[tuple[Row | Padded, Tensor]] = []
+        rows: list[tuple[Row | Padded | Pairs, Tensor]] = []
         for row, chosen in self._rows([text.example for text in texts], range(len(texts))):
+            assert not isinstance(row, Pairs)
             some = [texts[i] for i in chosen.tolist()]
             multiple = self._multiples(row.tokens.numel())[1]
             if multiple > 1:  # captured: few numbers of scored tokens, a sixteenth apart
@@ -197,7 +220,7 @@ class Engine(Forward):
                     scores.append(tuple(Score(totals[o], lengths[o]) for o in slots if o < len(lengths)))
         return scores
 
-    def _rows(self, batch: Sequence[Encoded], labels: Sequence[int]) -> list[tuple[Row | Padded, Tensor]]:
+    def _rows(self, batch: Sequence[Encoded], labels: Sequence[int]) -> list[tuple[Row | Padded | Pairs, Tensor]]:
         """Rows of the batch with the labels of their examples, on the host."""
         if not all(one.context for one in batch):
             raise ZeroBlockError("an example has no context to predict its options from: begin it with a BOS token")
@@ -206,7 +229,17 @@ class Engine(Forward):
             raise ZeroBlockError(
                 f"{type(self.model).__name__} {reads}: encode with task.encoder(tokenizer, masked={self.masked})"
             )
-        rows: list[tuple[Row | Padded, Tensor]] = []
+        paired = self.seq2seq is not None
+        if any(one.seq2seq != paired for one in batch):
+            reads = "reads a context and writes an option" if paired else "continues a text, and an option is another"
+            raise ZeroBlockError(
+                f"{type(self.model).__name__} {reads}: encode with task.encoder(tokenizer, seq2seq={paired})"
+            )
+        rows: list[tuple[Row | Padded | Pairs, Tensor]] = []
+        if paired:
+            for some in split_pairs(batch, self.max_tokens):
+                rows.append((self.pairs([batch[i] for i in some]), torch.tensor([labels[i] for i in some])))
+            return rows
         strands = list(map(lay, batch))
         for some in split([strand.cost for strand in strands], self.max_tokens):
             packed = self.packed and (

@@ -7,6 +7,9 @@ rewritten: its own modules are called, the active ones through a wrapper for one
 
     ids ──► layer 0 ──► … ──► layer j at θ⁺ ─┐
                           └─► layer j at θ⁻ ─┴─► layer j+1 (two rows) ──► … ──► head
+
+A packed row is one string per point.  A padded one is several, whose masks and contexts are widened with them: every
+layer that comes after the active one gets them once per point, the strings of a point side by side.
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ class _Watch(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int, watch: bool = False) -> Iterator[Fork]:
+def forking(
+    anatomy: Anatomy, points: Sequence[Point], tokens: int, watch: bool = False, strings: int | None = None
+) -> Iterator[Fork]:
     """A context in which the model's forward runs at all points and returns a row for each.
 
     Args:
@@ -65,21 +70,24 @@ def forking(anatomy: Anatomy, points: Sequence[Point], tokens: int, watch: bool 
         points: along directions of the same members.
         tokens: of the row that will run.
         watch: raise if the model reads an active tensor where no copy can be shown; this takes time.
+        strings: of a padded row; None for a packed one.
     """
     members = points[0].direction.members
     if _low_rank(members) and any(point.direction.members is not members for point in points):
         raise ForkError("low-rank points around two origins are measured one after another")
     stages = anatomy.stages(members)
-    fork = Fork(anatomy, points, tokens, len(stages))
+    fork = Fork(anatomy, points, tokens, len(stages), strings)
+    active = {id(module) for module, _ in stages}
+    followers = [layer for layer in anatomy.layers if id(layer) not in active] if fork.padded else []
     replaced: list[tuple[nn.Module, Forward | None]] = []
     cached = torch.is_autocast_cache_enabled()
     with uninterrupted() as shield:
         try:
             torch.set_autocast_cache_enabled(False)  # it would hand one point's weights to the next
-            for module, mine in stages:
-                for one, forward in fork.replacements(module, mine, anatomy):
-                    replaced.append((one, vars(one).get("forward")))
-                    vars(one)["forward"] = fork.guarded(one, forward)  # torch's own way takes twenty times as long
+            changes = (change for module, mine in stages for change in fork.replacements(module, mine, anatomy))
+            for one, forward in (*changes, *((layer, fork.followed(layer)) for layer in followers)):
+                replaced.append((one, vars(one).get("forward")))
+                vars(one)["forward"] = fork.guarded(one, forward)  # torch's own way takes twenty times as long
             with _Watch(fork, members) if watch else contextlib.nullcontext(), shield.opened():
                 yield fork
         finally:
@@ -119,8 +127,12 @@ def scratch(anatomy: Anatomy, blocks: Iterable[Sequence[Member]], points: Sequen
 class Fork:
     """The state of one forked pass: the points, and whether their rows have parted yet."""
 
-    def __init__(self, anatomy: Anatomy, points: Sequence[Point], tokens: int, stages: int) -> None:
+    def __init__(
+        self, anatomy: Anatomy, points: Sequence[Point], tokens: int, stages: int, strings: int | None = None
+    ) -> None:
         self.anatomy, self.points, self.tokens, self.parted = anatomy, points, tokens, False
+        self.strings, self.padded = strings or 1, strings is not None
+        """Number of rows per point, and whether they are padded strings."""
         self.thread = threading.get_ident()
         self.shown = 0
         """Number of running modules that show a point's weights, nested ones included."""
@@ -139,7 +151,9 @@ class Fork:
             for owner in anatomy.owners[member.name]:
                 if owner is module or member.name in anatomy.layer:
                     by_owner.setdefault(id(owner), (owner, []))[1].append(member)
-        if not all(_beside(owner, mine) for owner, mine in by_owner.values()):
+        inside = members[0].name in anatomy.layer
+        if (self.padded and inside) or not all(_beside(owner, mine) for owner, mine in by_owner.values()):
+            # a module within a layer may see the strings of a padded row in any order, as LED's queries do
             return [(module, self._showing(self.copied(module, members)))]
         leaves = [
             (owner, self._showing(self.factored(owner, mine) if _low_rank(mine) else self.copied(owner, mine)))
@@ -189,7 +203,7 @@ class Fork:
                     for param, original in zip(params, originals, strict=True):
                         param.data = original
             self.parted = True
-            return _join(outs)
+            return self._join(outs, members[0].name in self.anatomy.layer)
 
         return forward
 
@@ -198,9 +212,18 @@ class Fork:
         inner = module.forward
 
         def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-            hidden = self._rows(hidden)
+            hidden = self.rows(hidden)
             self.parted = True
             return inner(hidden, *args, **kwargs)
+
+        return forward
+
+    def followed(self, layer: nn.Module) -> Forward:
+        """The forward of a layer that is not active, with as many rows in all its arguments as there are by now."""
+        inner = layer.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return inner(*self._wide(args), **self._wide(kwargs))
 
         return forward
 
@@ -216,9 +239,11 @@ class Fork:
 
             def embedding(ids: Tensor) -> Tensor:
                 v, us = self._factors(self.anatomy.gathered(weight))  # within, so that a captured layer draws its own
-                y: Tensor = inner(ids)
+                ids = self._strung(ids) if self.padded and self.parted else ids
+                y: Tensor = self._wide(inner(ids)) if self.parted else self.rows(inner(ids))
                 ids = ids.to(v.device)
-                y = y + torch.cat([F.embedding(self._mine(ids, r), us[r]) for r in range(rows)]) @ v.mT
+                each = torch.stack([F.embedding(self._mine(ids, r), us[r]) for r in range(rows)]).flatten(1, -2)
+                y = y + (each @ v.mT).view(-1, *y.shape[1:])
                 self.parted = True
                 return y
 
@@ -233,8 +258,9 @@ class Fork:
             v, us = self._factors(mine)
             left, right = (us, v.mT.expand(rows, -1, -1)) if transposed else (v, us.transpose(1, 2))
             x = x.to(matrix.device)
-            lead = x.shape[:-1] if self.parted else (rows, *x.shape[1:-1])
-            x = self._rows(x).reshape(rows, -1, x.shape[-1])  # experts see the rows end to end
+            x = self.rows(x)
+            lead = x.shape[:-1]
+            x = x.reshape(rows, -1, x.shape[-1])  # experts see the rows end to end
             y = F.linear(x, matrix.T if transposed else matrix, plain)
             y.baddbmm_(x @ left, right.to(y.dtype))  # autocast does not see to operations in place
             if bias is not None:
@@ -276,21 +302,35 @@ class Fork:
             yield minus
             del minus  # before the next pair is made
 
-    def _rows(self, x: Tensor) -> Tensor:
-        """x with one row per point."""
-        return x if self.parted else x.expand(len(self.points), *x.shape[1:])
+    def rows(self, x: Tensor) -> Tensor:
+        """x with the rows of all points, those of one point side by side."""
+        return x if self.parted else self._repeated(x)
+
+    def _repeated(self, x: Tensor) -> Tensor:
+        return x.expand(len(self.points), *x.shape).flatten(0, 1)
+
+    def _wide(self, value: Any) -> Any:
+        """Arguments with the rows of all points, once these have parted, where they have those of one."""
+        if isinstance(value, Tensor):
+            one = self.padded and self.parted and value.dim() > 1 and value.shape[0] == self.strings
+            return self._repeated(value) if one else value
+        if isinstance(value, tuple):
+            return tuple(map(self._wide, value))
+        if isinstance(value, dict):
+            return {name: self._wide(one) for name, one in value.items()}
+        return value
 
     def _whole(self, x: Tensor) -> None:
         """Raise unless x has the rows of all points; a router passes experts some of the tokens, for example."""
-        rows = len(self.points) if self.parted else 1
-        if x.shape[0] != rows and not (x.dim() == 2 and x.shape[0] == rows * self.tokens):
+        points = len(self.points) if self.parted else 1
+        if x.shape[0] != points * self.strings and not (x.dim() == 2 and x.shape[0] == points * self.tokens):
             raise ForkError(f"a module of a layer sees {tuple(x.shape)}, not the rows of all points")
 
     def _mine(self, value: Any, r: int) -> Any:
         """The part of an argument that belongs to one point."""
         if isinstance(value, Tensor):
             rows = len(self.points)
-            if not self.parted or value.dim() < 2 or value.shape[0] == 1:
+            if not self.parted or value.dim() < 2 or value.shape[0] in (1, self.strings):
                 return value
             self._whole(value)
             return value.chunk(rows)[r]  # OPT lays the rows end to end
@@ -299,6 +339,24 @@ class Fork:
         if isinstance(value, dict):
             return {name: self._mine(one, r) for name, one in value.items()}
         return value
+
+    def _join(self, outs: Sequence[Any], inside: bool) -> Any:
+        """The outputs of all points, joined as rows; ``inside`` a layer tokens may lie end to end."""
+        first = outs[0]
+        if isinstance(first, Tensor):
+            if self.padded and first.dim() == 2 and not inside:  # a table of positions, asked once for all strings
+                outs = [out[None] for out in outs]
+            return torch.cat([self._strung(out) for out in outs])
+        if isinstance(first, tuple):
+            return tuple(self._join(parts, inside) for parts in zip(*outs, strict=True))
+        if first is None:
+            return None
+        raise ForkError(f"a layer returned {type(first).__name__}, which has no rows")
+
+    def _strung(self, x: Tensor) -> Tensor:
+        """x with a row for every string, where one row is for all of them: T5's bias of positions."""
+        one = self.padded and x.dim() > 1 and x.shape[0] == 1
+        return x.expand(self.strings, *x.shape[1:]) if one else x
 
 
 def _opposite(a: Point, b: Point) -> bool:
@@ -318,15 +376,3 @@ def _beside(owner: nn.Module, members: Sequence[Member]) -> bool:
     if _low_rank(members):
         return family.product(owner) is not None
     return all(member.param.dim() < 2 for member in members) and not any(True for _ in owner.children())
-
-
-def _join(outs: Sequence[Any]) -> Any:
-    """The outputs of all points, joined as rows."""
-    first = outs[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(outs))
-    if isinstance(first, tuple):
-        return tuple(_join(parts) for parts in zip(*outs, strict=True))
-    if first is None:
-        return None
-    raise ForkError(f"a layer returned {type(first).__name__}, which has no rows")

@@ -15,19 +15,22 @@ from torch import Tensor, nn
 
 from .. import family
 from ..direction import Point
-from ..errors import ZeroBlockWarning
+from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..exclusive import exclusive
 from ..offload.shelf import shelf_of
 from ..run.graph import Graphs
 from ..shard import is_spread
 from ..step import Call, Tape
+from ..task.encoding import Encoded
 from .anatomy import Anatomy, ForkError
 from .attention import attending, configs
 from .cut import Cuts, cutting, first, given, named
+from .decode import decoding, encoder_inputs
 from .fork import forking
 from .fuse import Fusions
 from .held import Prefix
 from .pack import Padded, Row
+from .pair import Pairs, pair
 
 MAX_LOGITS = 1 << 26
 """Logits that are normalised at a time, in fp32: 256 MiB."""
@@ -56,6 +59,10 @@ class Forward:
         self.configs = configs(model)
         self.masked = family.masked(model)
         """Whether the model is a masked language model, whose examples have a mask."""
+        self.seq2seq: Any = family.seq2seq(model)
+        """The encoder-decoder that the model is, or that is within its adapter; None for every other model."""
+        self.shares = False
+        """Whether the options of an encoder-decoder's example share one pass of the encoder."""
         self.first_position = family.first_position(model)
         """The position id of a text's first token."""
         self.base = _base(model)
@@ -82,6 +89,22 @@ class Forward:
         """Blocks whose weights were seen to be read only where a point's copies are shown."""
 
     @functools.cached_property
+    def start(self) -> int:
+        """The token that the decoder of an encoder-decoder begins with."""
+        token = family.decoder_start(self.seq2seq)
+        if token is None:
+            raise ZeroBlockError(
+                f"{type(self.seq2seq).__name__} does not say which token its decoder begins with: set "
+                "model.config.decoder_start_token_id (decoder_start_token_id in config.json)"
+            )
+        return token
+
+    def pairs(self, batch: Sequence[Encoded]) -> Pairs:
+        """A batch as the encoder and the decoder of an encoder-decoder read it."""
+        padding = getattr(self.seq2seq.config, "pad_token_id", None)
+        return pair(batch, self.start, padding or 0)
+
+    @functools.cached_property
     def told(self) -> bool:
         """Whether the model looks up its attention in transformers' registry; otherwise it is given a mask."""
         return any(getattr(module, "_supports_attention_backend", False) for module in self.model.modules())
@@ -95,7 +118,7 @@ class Forward:
 
     def totals(
         self,
-        row: Row | Padded,
+        row: Row | Padded | Pairs,
         points: Sequence[Point] = (),
         windows: set[int] | None = None,
         tape: Tape | None = None,
@@ -117,7 +140,10 @@ class Forward:
                     raise ForkError(f"an example is longer than the {self.max_length:,} tokens it looks back over")
                 logits = self.model(input_ids=row.tokens, attention_mask=row.mask, use_cache=False).logits
                 return _totals(logits.flatten(0, 1)[None], row)
-            block = tuple((id(m.param), type(m.basis)) for m in points[0].direction.members) if points else ()
+            if isinstance(row, Pairs):
+                logits = self._paired(row, points)
+                return _totals(self._complete(logits, points).to(row.tokens.device), row)
+            block = _block(points)
             mask = None if self.told else _additive(row, self.dtype)
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self.fusions.running())  # first: a fork wraps the forwards that it finds
@@ -143,20 +169,40 @@ class Forward:
                 ).logits  # fmt: skip
             if tape is None:
                 self._watched.add(block)
-        if points and len(logits) != len(points):
-            if len(logits) != 1:
-                raise ForkError(f"it returns {len(logits)} rows for {len(points)} points")
-            logits = logits.expand(len(points), -1, -1)
-            self._unread(points[0].direction.members[0].name)
-        return _totals(logits.to(row.tokens.device), row)
+        return _totals(self._complete(logits, points).to(row.tokens.device), row)
 
-    def _unread(self, name: str) -> None:
+    def _paired(self, row: Pairs, points: Sequence[Point]) -> Tensor:
+        """The logits of an encoder-decoder at the kept places: (points or 1, P, words)."""
+        if not self.shares:  # as many copies of a context as it has strings, in the model's own way
+            own = {"input_ids": row.tokens[row.context], "attention_mask": row.mask[row.context]}
+            logits: Tensor = self.model(**own, decoder_input_ids=row.inputs, use_cache=False).logits
+            return logits.flatten(0, 1)[None, row.keep]
+        block, entrances = _block(points), []
+        with contextlib.ExitStack() as stack:
+            fork = None
+            if points:
+                watch, contexts = block not in self._watched, len(row.tokens)
+                fork = stack.enter_context(forking(self.anatomy, points, row.tokens.numel(), watch, contexts))
+                entrances = self.anatomy.entrances(points[0].direction.members)
+            finish = stack.enter_context(decoding(self.seq2seq, row, fork, entrances))
+            logits = finish(self.model(**encoder_inputs(row, fork)).logits)
+        self._watched.add(block)
+        return logits
+
+    def _complete(self, logits: Tensor, points: Sequence[Point]) -> Tensor:
+        """Logits with a row for every point; the model may not read the active block."""
+        if not points or len(logits) == len(points):
+            return logits
+        if len(logits) != 1:
+            raise ForkError(f"it returns {len(logits)} rows for {len(points)} points")
         warnings.warn(
-            f"{type(self.model).__name__} reads no weight of the block of {name!r}, whose turns change nothing: freeze "
-            "what it does not use with requires_grad_(False) before building the optimizer",
+            f"{type(self.model).__name__} reads no weight of the block of "
+            f"{points[0].direction.members[0].name!r}, whose turns change nothing: freeze what it does not use with "
+            "requires_grad_(False) before building the optimizer",
             ZeroBlockWarning,
             stacklevel=6,
         )
+        return logits.expand(len(points), -1, -1)
 
     @contextlib.contextmanager
     def layers(self, row: Row) -> Iterator[None]:
@@ -177,6 +223,11 @@ class Forward:
             return first(layer(*given(call.args, hidden), **named(call.kwargs, hidden)))
 
 
+def _block(points: Sequence[Point]) -> tuple[tuple[int, type], ...]:
+    """What tells the blocks of two steps apart."""
+    return tuple((id(m.param), type(m.basis)) for m in points[0].direction.members) if points else ()
+
+
 def _base(model: nn.Module) -> nn.Module | None:
     """The model without its head, if its forward takes no ``logits_to_keep``; None if it does, or is not known to."""
     from transformers import PreTrainedModel
@@ -194,7 +245,7 @@ def _keep(places: Tensor, base: nn.Module, args: Any, out: Any) -> Any:
     return out
 
 
-def _totals(logits: Tensor, row: Row | Padded) -> Tensor:
+def _totals(logits: Tensor, row: Row | Padded | Pairs) -> Tensor:
     """Sums of log-probabilities by option: (R, P, V) → (R, O), in fp32, in an order that no device changes."""
     count, _, words = logits.shape
     positions = max(1, MAX_LOGITS // (count * words))

@@ -22,6 +22,7 @@ from .anatomy import ForkError
 from .fork import scratch
 from .forward import Forward
 from .pack import Padded, Row
+from .pair import Pairs
 
 Over = Literal["options", "answer"]
 """What an example's loss is: cross-entropy over its options, or the negative log-probability of its answer."""
@@ -45,7 +46,7 @@ class BatchObjective(Objective):
     """
 
     forward: Forward
-    rows: Sequence[tuple[Row | Padded, Tensor]]
+    rows: Sequence[tuple[Row | Padded | Pairs, Tensor]]
     over: Over
     reduction: Reduction
     examples: int
@@ -175,7 +176,7 @@ class BatchObjective(Objective):
         return self.over == "answer" and self.reduction == "tokens"
 
     @functools.cached_property
-    def _placed(self) -> list[tuple[Row | Padded, Tensor]]:
+    def _placed(self) -> list[tuple[Row | Padded | Pairs, Tensor]]:
         """The rows on the device."""
         device = self.forward.device
         return [(row.to(device), _sent(labels, device)) for row, labels in self.rows]
@@ -206,7 +207,7 @@ def _sent(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device, non_blocking=True)
 
 
-def _losses(totals: Tensor, row: Row | Padded, labels: Tensor, over: Over) -> Tensor:
+def _losses(totals: Tensor, row: Row | Padded | Pairs, labels: Tensor, over: Over) -> Tensor:
     """(R, O) → the loss of each example, (R, E)."""
     means = totals / row.lengths
     logits = torch.cat([means, means.new_full((len(means), 1), -torch.inf)], 1)[:, row.slots]  # (R, E, most options)

@@ -170,12 +170,12 @@ def join(strands: Sequence[Strand], multiple: int = 1, scored: int = 1) -> Row:
     before = np.array(list(itertools.accumulate(kept[:-1], initial=0)))
     np.concatenate([strand.targets for strand in strands], 1, out=targets[:, :counted])
     targets[0, :counted] += before.repeat(counts)
-    tables = _tables(tuple([strand.lengths for strand in strands]), n)
-    return Row(*[*torch.from_numpy(numbers).split([s] * 6 + [p, n, n]), *tables])
+    last = tables(tuple([strand.lengths for strand in strands]), n)
+    return Row(*[*torch.from_numpy(numbers).split([s] * 6 + [p, n, n]), *last])
 
 
 @functools.lru_cache(maxsize=MAX_TABLES)
-def _tables(lengths: tuple[tuple[int, ...], ...], none: int) -> tuple[Tensor, Tensor, Tensor]:
+def tables(lengths: tuple[tuple[int, ...], ...], none: int) -> tuple[Tensor, Tensor, Tensor]:
     """``spans``, ``lengths`` and ``slots`` of a row, given the lengths of each example's options.
 
     Rows of questions with the same options share them, so nobody may write to them.
@@ -308,13 +308,6 @@ def pad(batch: Sequence[Encoded]) -> Padded:
         mask[b, : len(ids)] = 1
         source += [b * width + place for place, _ in pairs]
         target += [token for _, token in pairs]
-    numbers = iter(range(len(strings)))
-    lengths = [len(pairs) for _, pairs in strings]
-    columns: dict[str, list] = {
-        "source": source,
-        "target": target,
-        "spans": _spans(lengths, len(source)),
-        "lengths": lengths,
-        "slots": _filled([[next(numbers) for _ in one.options] for one in batch], len(strings)),
-    }
-    return Padded(tokens, mask, **{n: torch.tensor(c) for n, c in columns.items()})
+    lengths = iter([len(pairs) for _, pairs in strings])
+    spans, counts, slots = tables(tuple(tuple(next(lengths) for _ in one.options) for one in batch), len(source))
+    return Padded(tokens, mask, torch.tensor(source), torch.tensor(target), spans, counts, slots)

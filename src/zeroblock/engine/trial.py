@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from .. import family
 from ..closure import evaluation
@@ -18,7 +20,8 @@ from ..weights import compiled
 from .cut import CutError, Cuts, find
 from .forward import Forward
 from .objective import one_line
-from .pack import pack, pad
+from .pack import Padded, pack, pad
+from .pair import Pairs
 
 PRECISE, ROUGH = 1e-3, 0.3
 """Differences per token that pass, with fp32 products and with 16-bit ones; bf16 on SmolLM2 differs by 0.07."""
@@ -40,19 +43,12 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
         )
     if any(getattr(config, "is_encoder_decoder", False) for config in forward.configs):
         raise ZeroBlockError(
-            f"{type(forward.model).__name__} is an encoder-decoder, whose batches are of your own making: step on a "
-            "closure in Python, optimizer.step(lambda: model(**batch).loss)"
+            f"{type(forward.model).__name__} is an encoder-decoder that does not write texts about texts, so its "
+            "batches are of your own making: step on a closure in Python, optimizer.step(lambda: model(**batch).loss)"
         )
     examples = _specimens(forward)
     with exclusive(forward.model), evaluation(forward.model):
-        try:
-            alone = torch.cat([forward.totals(pad([one]).to(forward.device))[0] for one in examples])
-        except (torch.OutOfMemoryError, BusyError):
-            raise
-        except Exception as error:  # models of any family may raise anything
-            raise ZeroBlockError(
-                f"{type(forward.model).__name__} does not run on a short text ({one_line(error)})"
-            ) from error
+        alone = _alone(forward, [pad([one]) for one in examples])
         if virtual:
             forward.reason = (
                 "a prefix is handed to every example as past_key_values, for which a packed row has no place"
@@ -82,6 +78,57 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
         )
         return False
     return True
+
+
+@torch.no_grad()
+def shares(forward: Forward) -> bool:
+    """Try options that share their contexts in an encoder-decoder against single ones; see :func:`packs`.
+
+    Args:
+        forward: of the model.
+    """
+    if family.virtual_tokens(forward.model):
+        raise ZeroBlockError(
+            f"{type(forward.seq2seq).__name__} is an encoder-decoder, which runs without virtual tokens: use LoRA"
+        )
+    examples = _specimens(forward)
+    strings = [one.only(k) for one in examples for k in range(len(one.options))]
+    with exclusive(forward.model), evaluation(forward.model):
+        alone = _alone(forward, [forward.pairs([one]) for one in strings])
+        if compiled(forward.model):
+            forward.reason = "it is compiled; give the plain model"
+            return False
+        row = forward.pairs(examples).to(forward.device)
+        difference = float(((alone - forward.totals(row)[0]) / row.lengths).abs().max())  # per token
+        if not difference <= tolerance(forward):
+            raise ZeroBlockError(
+                f"{type(forward.seq2seq).__name__} scores padded texts otherwise than single ones (by {difference:.2g} "
+                "per token): step on a closure in Python, optimizer.step(lambda: model(**batch).loss)"
+            )
+        try:
+            forward.shares = True
+            difference = float(((alone - forward.totals(row)[0]) / row.lengths).abs().max())
+        except Exception as error:  # models of any family may raise anything
+            forward.reason = f"its decoder cannot be given the states of several contexts ({one_line(error)})"
+            return False
+        finally:
+            forward.shares = False
+    if not difference <= tolerance(forward):
+        forward.reason = f"options that share a context do not score as they do alone (by {difference:.2g} per token)"
+        return False
+    return True
+
+
+def _alone(forward: Forward, rows: Sequence[Padded | Pairs]) -> Tensor:
+    """The scores of single examples, in the model's own forward."""
+    try:
+        return torch.cat([forward.totals(row.to(forward.device))[0] for row in rows])
+    except (torch.OutOfMemoryError, BusyError):
+        raise
+    except Exception as error:  # models of any family may raise anything
+        raise ZeroBlockError(
+            f"{type(forward.model).__name__} does not run on a short text ({one_line(error)})"
+        ) from error
 
 
 @torch.no_grad()

@@ -175,11 +175,13 @@ class Evaluator:
     def _generated(self, exam: Exam, check: Callable[[int], None], ranks: Ranks) -> list[tuple[float, float | None]]:
         """Compute the metric and the exact match of every generated text."""
         task = self.task
+        opening = () if self.engine.seq2seq is None else (self.engine.start, *self.encoder.opening)
 
         def mine() -> dict[int, str]:
             return generate_part(
                 self.engine.model, self.tokenizer, [prompt.context for prompt in exam.prompts], stop=task.stop,
                 max_new_tokens=task.max_new_tokens, check=lambda: check(0), part=(ranks.rank, ranks.size),
+                opening=opening,
             )  # fmt: skip
 
         texts = {i: text for some in ranks.each(mine) for i, text in some.items()}

@@ -1,4 +1,4 @@
-"""Greedy generation, in batches padded on the left."""
+"""Greedy generation, in batches padded on the left; for encoder-decoders on the right."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ def generate_part(
     rows: int = MAX_ROWS,
     check: Callable[[], None] = lambda: None,
     part: tuple[int, int] = (0, 1),
+    opening: tuple[int, ...] = (),
 ) -> dict[int, str]:
     """Generate the texts that follow the prompts, greedily; they are stripped.
 
     Args:
-        model: a causal language model of transformers.
+        model: a causal language model of transformers, or an encoder-decoder.
         tokenizer: its tokenizer.
         prompts: token ids.
         stop: the text to stop at, left out of the result; the end-of-sequence token stops in any case.
@@ -43,6 +44,7 @@ def generate_part(
         rows: the most prompts per batch.
         check: is called before every batch.
         part: (k, n) generates every n-th batch, from the k-th on; the batches are the same whatever n is.
+        opening: ids that the decoder of an encoder-decoder begins with; empty for other models.
 
     Returns:
         The texts by the number of their prompt.
@@ -54,8 +56,9 @@ def generate_part(
     ends = _ends(tokenizer, stop) | _ids(own.eos_token_id)  # the turns of a chat may end with a token of their own
     padding = next(iter(ends), 0) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
     greedy = GenerationConfig(
-        do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=sorted(ends) or None, pad_token_id=padding
-    )
+        do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=sorted(ends) or None, pad_token_id=padding,
+        decoder_start_token_id=opening[0] if opening else None,
+    )  # fmt: skip
     device = next(model.parameters()).device
     texts: dict[int, str] = {}
     holder.generation_config = GenerationConfig()  # the model's own settings (penalties, beams) must not be filled in
@@ -66,16 +69,26 @@ def generate_part(
             ids = torch.full((len(batch), width), padding)
             seen = torch.zeros_like(ids)
             for row, i in enumerate(batch):
-                ids[row, width - len(prompts[i]) :] = torch.tensor(prompts[i])
-                seen[row, width - len(prompts[i]) :] = 1
+                place = slice(len(prompts[i])) if opening else slice(width - len(prompts[i]), None)
+                ids[row, place] = torch.tensor(prompts[i])
+                seen[row, place] = 1
+            begun = _begun(opening, len(batch), device) if opening else {}
             tokens = model.generate(  # type: ignore[operator]
-                input_ids=ids.to(device), attention_mask=seen.to(device), generation_config=greedy
+                input_ids=ids.to(device), attention_mask=seen.to(device), generation_config=greedy, **begun
             )
-            for i, new in zip(batch, tokens[:, width:].tolist(), strict=True):
+            for i, new in zip(batch, tokens[:, len(opening) or width :].tolist(), strict=True):
                 texts[i] = _text(tokenizer, new, ends, stop)
     finally:
         holder.generation_config = own
     return texts
+
+
+def _begun(opening: tuple[int, ...], rows: int, device: torch.device) -> dict[str, Any]:
+    """What a decoder begins with, and a cache that grows with its layers; transformers makes one of the encoder's."""
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    ids = torch.tensor([opening] * rows).to(device)
+    return {"decoder_input_ids": ids, "past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())}
 
 
 def _ids(given: int | list[int] | None) -> set[int]:

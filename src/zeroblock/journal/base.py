@@ -16,6 +16,8 @@ from .. import model as models
 from ..errors import ZeroBlockError, shown
 from ..offload import shelve
 from ..quantise import recorded, stored_bytes
+from ..tied import untie_
+from . import identity
 from .header import Header
 
 
@@ -76,9 +78,10 @@ class Base:
         """Compare names and shapes with the header, before any memory is taken for the weights."""
         if not self.trust_remote_code and not models.is_stored_quantised(self.name):
             made = adapter.recorded(self.header.extra)
-            self.header.check_order(
-                models.skeleton(self.name, adapter=made, weights=recorded(self.header.extra))
-            )  # which runs no code of the model's
+            skeleton = models.skeleton(self.name, adapter=made, weights=recorded(self.header.extra))
+            if identity.order(skeleton) != self.header.order:
+                untie_(skeleton)  # the checkpoint, which may not be here yet, may have a head of its own
+            self.header.check_order(skeleton)  # which runs no code of the model's
 
     def load(self) -> nn.Module:
         """Load the base weights in the dtype of the run; those that a GPU has no memory for are streamed to it."""

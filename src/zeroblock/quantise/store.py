@@ -26,7 +26,8 @@ def quantise_(
 ) -> nn.Module:
     """Store the matrices of a model's layers as integers; embeddings, norms, the head and tied ones stay as they are.
 
-    In a model with an adapter of PEFT only frozen matrices are stored so, and only the adapter moves.
+    In a model with an adapter of PEFT only frozen matrices are stored so, and only the adapter moves.  Matrices that
+    transformers keeps precise, such as T5's ``wo``, stay as they are, too.
 
     >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])})
     >>> quantise_(model, "int8")["layers"][0]
@@ -50,10 +51,11 @@ def quantise_(
         raise unknown("choice of what moves", moves, ("integers", "scales"))
     trainable = {id(param) for param in model.parameters() if param.requires_grad}
     adapted = any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules())
+    precise = {name for module in model.modules() for name in getattr(module, "_keep_in_fp32_modules", None) or ()}
     stored = 0
     for parent, name, linear in list(_matrices(model, KINDS[kind].per_byte)):
         moved = id(linear.weight) in trainable
-        if (adapted and moved) or (given is not None and linear not in given):
+        if (adapted and moved) or (given is not None and linear not in given) or (given is None and name in precise):
             continue
         replacement = QuantisedLinear(linear, KINDS[kind], group, (given or {}).get(linear), device)
         replacement.weight.requires_grad_(moved and moves == "integers")

@@ -21,8 +21,14 @@ from ..task.metric import is_loss, worded
 from ..train.config import EXECUTION, Config, recorded
 from .summary import selection
 
-GENERATION, FILLING = "text-generation", "fill-mask"
-"""The pipelines of transformers for causal and for masked language models."""
+GENERATION, FILLING, ANSWERING = "text-generation", "fill-mask", "text2text-generation"
+"""The pipelines of transformers for causal and for masked language models, and the hub's name for encoder-decoders."""
+AUTO = {
+    GENERATION: "AutoModelForCausalLM",
+    FILLING: "AutoModelForMaskedLM",
+    ANSWERING: "AutoModelForSeq2SeqLM",
+}
+"""The classes of transformers that load them."""
 What = Literal["model", "journal"]
 """What a repository holds: a folder for ``from_pretrained``, or an exported journal."""
 HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
@@ -97,6 +103,8 @@ def pipeline_of(folder: Path) -> str:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return pipeline_of(Path(base_of(str(folder)))) if is_folder(str(folder)) else GENERATION
+    if config.get("is_encoder_decoder"):
+        return ANSWERING
     return FILLING if any(family.MASKED.search(str(name)) for name in config.get("architectures") or ()) else GENERATION
 
 
@@ -261,14 +269,14 @@ def _use_adapter(repo: str, facts: Facts) -> list[str]:
         "",
         "```python",
         "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"from transformers import {AUTO[facts.pipeline]}, AutoTokenizer",
         "",
-        f"base = AutoModelForCausalLM.from_pretrained({json.dumps(base, ensure_ascii=False)})",
+        f"base = {AUTO[facts.pipeline]}.from_pretrained({json.dumps(base, ensure_ascii=False)})",
         f"model = PeftModel.from_pretrained(base, {name})",
         f"tokenizer = AutoTokenizer.from_pretrained({name})",
         "```",
     ]
-    if facts.config.lora is None:
+    if facts.config.lora is None or facts.pipeline != GENERATION:
         return lines
     served = f"vllm serve {shlex.quote(base)} --enable-lora --lora-modules tuned={shlex.quote(repo)}"
     return [*lines, "", "With vLLM:", "", "```", served, "```"]
@@ -276,7 +284,18 @@ def _use_adapter(repo: str, facts: Facts) -> list[str]:
 
 def _use_model(repo: str, pipeline: str) -> list[str]:
     name = json.dumps(repo, ensure_ascii=False)
-    auto = "AutoModelForMaskedLM" if pipeline == FILLING else "AutoModelForCausalLM"
+    auto = AUTO[pipeline]
+    if pipeline == ANSWERING:
+        return [
+            "```python",
+            f"from transformers import {auto}, AutoTokenizer",
+            "",
+            f"model = {auto}.from_pretrained({name})",
+            f"tokenizer = AutoTokenizer.from_pretrained({name})",
+            'written = model.generate(**tokenizer("The film was", return_tensors="pt"), max_new_tokens=20)[0]',
+            "print(tokenizer.decode(written, skip_special_tokens=True))",
+            "```",
+        ]
     call = 'print(pipe("The film was", max_new_tokens=20)[0]["generated_text"])'
     if pipeline == FILLING:
         call = 'print(pipe(f"The film was {pipe.tokenizer.mask_token}.")[0]["token_str"])'

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..errors import ZeroBlockError
@@ -51,6 +51,7 @@ class Encoded:
             those of the context: an option may hold several answers with questions between them.
         mask: place in the context of the token that stands for the option, in an example of a masked language
             model; its options have one token each.  None if the options follow the context.
+        seq2seq: whether the context is for the encoder of an encoder-decoder, and the options for its decoder.
 
     >>> Encoded((1, 2), ((3, 4, 5, 6),), scored=((True, False, False, True),)).marks
     ((True, False, False, True),)
@@ -61,6 +62,7 @@ class Encoded:
     cut: int = 0
     scored: tuple[tuple[bool, ...], ...] | None = None
     mask: int | None = None
+    seq2seq: bool = False
 
     def __post_init__(self) -> None:
         if self.mask is not None:
@@ -83,7 +85,7 @@ class Encoded:
     def only(self, option: int) -> Encoded:
         """The same context with one of the options."""
         scored = None if self.scored is None else (self.scored[option],)
-        return Encoded(self.context, (self.options[option],), self.cut, scored, self.mask)
+        return replace(self, options=(self.options[option],), scored=scored)
 
     @property
     def rows(self) -> tuple[tuple[tuple[int, ...], int], ...]:
@@ -121,6 +123,11 @@ class Encoder:
     prefix: tuple[int, ...]
     max_length: int = 2048
     eos: bool = False
+
+    @property
+    def opening(self) -> tuple[int, ...]:
+        """The ids that begin every answer: none, where it follows its context."""
+        return ()
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, max_length: int = 2048, *, eos: bool = False) -> Encoder:
@@ -197,6 +204,12 @@ class Encoder:
         """Encode the options after the calibration context (SFC); None if there is no such context."""
         with _naming(example):
             return None if example.calibration is None else self(example.calibration, example.options)
+
+    @functools.cached_property
+    def suffix(self) -> tuple[int, ...]:
+        """The ids that the tokenizer puts after every text."""
+        whole = self.tokenizer.encode("a", add_special_tokens=True)
+        return tuple(whole[len(self.prefix) + len(self._ids("a")) :])
 
     def _ranges(
         self, context: str, ids: tuple[int, ...], spans: Sequence[tuple[int, int]]
@@ -276,12 +289,6 @@ class Cloze(Encoder):
             raise DataError(f"the text after the mask leaves no space for it in a maximum length of {self.max_length}")
         words = tuple((self._word(option.strip()),) for option in options)
         return Encoded(self.prefix + ids[cut:] + self.suffix, words, cut, mask=len(self.prefix) + places[0] - cut)
-
-    @functools.cached_property
-    def suffix(self) -> tuple[int, ...]:
-        """The ids that the tokenizer puts after every text."""
-        whole = self.tokenizer.encode("a", add_special_tokens=True)
-        return tuple(whole[len(self.prefix) + len(self._ids("a")) :])
 
     def example(self, example: Example) -> Encoded:
         """Encode an example with all its options."""

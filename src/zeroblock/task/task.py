@@ -12,6 +12,7 @@ from .data_row import DataRow
 from .encoding import Cloze, Encoded, Encoder, Tokenizer
 from .example import DataError, Example
 from .metric import ACCURACY, Metric
+from .seq2seq import Seq2Seq
 from .source import Part, Source
 from .split import Sizes, Split
 from .table import TableRows, tables_of
@@ -104,15 +105,18 @@ class Task:
         # Files are rendered whole, so that a bad row is reported whatever the seed.
         return [self.example(row) for row in rows].__getitem__
 
-    def encoder(self, tokenizer: Tokenizer, max_length: int = 2048, *, masked: bool = False) -> Encoder:
+    def encoder(
+        self, tokenizer: Tokenizer, max_length: int = 2048, *, masked: bool = False, seq2seq: bool = False
+    ) -> Encoder:
         """Make the encoder of this task's examples; see :class:`Encoder`.
 
         Args:
             tokenizer: of the model.
             max_length: the most tokens of an example.
             masked: whether the model is a masked language model, which reads a :class:`Cloze`.
+            seq2seq: whether the model is an encoder-decoder, for which :class:`Seq2Seq` encodes.
         """
-        kind = Cloze if masked else Encoder
+        kind = Cloze if masked else Seq2Seq if seq2seq else Encoder
         return kind.of(tokenizer, max_length, eos=self.stop is None)
 
     def training_pair(self, encoder: Encoder, example: Example) -> tuple[Encoded, int]:

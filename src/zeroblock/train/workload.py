@@ -179,7 +179,8 @@ def prepare(
     limit = shelved(config, model, folder, tell)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_length
     longest -= virtual_tokens(model) + family.first_position(model)
-    encoder = task.encoder(tokenizer, min(config.max_length, longest), masked=family.masked(model))
+    masked, seq2seq = family.masked(model), family.seq2seq(model) is not None
+    encoder = task.encoder(tokenizer, min(config.max_length, longest), masked=masked, seq2seq=seq2seq)
     engine = engine_of(config.replace(max_tokens=config.max_tokens or limit), model)
     demonstrations = Demonstrations(rows.train, config.shots, config.data_seed)
     over = config.loss_over or "tokens"
