@@ -23,7 +23,8 @@ README = (ROOT / "README.md").read_text()
 MAX_LINES = 150
 QUICK = {
     "demo": "--help",  # five minutes otherwise
-    "train": "--steps 4 --eval-every 2 --batch-size 2 --eval-limit 2 --quiet --max-minutes 1e-6",  # stops at once
+    # stops at once, to be resumed; without --lr the clock would end the run
+    "train": "--steps 4 --eval-every 2 --batch-size 2 --eval-limit 2 --quiet --max-minutes 1e-6 --lr 1e-3",
     "resume": "--quiet --max-minutes 10",
     "plan": "--seconds 0.1 --batch-size 2 --eval-limit 2",
 }

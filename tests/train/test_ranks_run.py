@@ -69,7 +69,7 @@ def test_many_ranks_make_the_run_of_one(
 
 def test_a_run_goes_on_with_other_ranks(base: dict[str, Any], tmp_path: Path, two: Pool, four: Pool) -> None:  # noqa: F811
     """One process, then four ranks of which one has the folder, then two, one of which gets a signal, then one."""
-    values = base | {"shares": 3, "snapshot_every": 2, "steps": 14}  # ranks meet at evaluations at the latest
+    values = base | {"shares": 3, "snapshot_every": 2, "steps": 14}
     whole = travelled("run", values, str(tmp_path / "whole"))
     out = str(tmp_path / "parts")
     assert travelled("run", values, out, stop=(0, 3))[:3] == (3, "terminated", 143)
