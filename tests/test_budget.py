@@ -21,6 +21,7 @@ from zeroblock.budget import DISPLACEMENT, Budget
 from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import Header
 from zeroblock.method import METHODS
+from zeroblock.quantise import Scales
 from zeroblock.rule.normalized import LIMIT
 from zeroblock.subspace import typical_size
 
@@ -128,19 +129,22 @@ def test_a_few_large_elements_do_not_make_a_vector_large() -> None:
     assert moved["matrix"] == pytest.approx(optimizer.lr * typical_size(norm.reshape(10, 10)), rel=1e-3)
     assert typical_size(torch.cat([torch.zeros(8), torch.ones(56)]), 0.1) == 0.25 / 8  # the floor
     with pytest.raises(ZeroBlockError, match="quantile"):
-        zb.Relative(vectors=0.0)
+        zb.Relative(quantile=0.0)
 
 
 def test_a_journal_that_knows_no_quantile_is_rebuilt_as_it_was() -> None:
-    """Until 2026-11-16 the size of a vector was its root mean square, and headers did not say so."""
+    """Until 2026-11-16 the size of a vector was its root mean square, scales had a floor, and no header said so."""
+    scales = Scales(torch.full((4, 16), 2.0**-10), requires_grad=False)
+    assert zb.Relative().initial(scales) == (0.25 / 4, None)
+    assert zb.Relative(quantile=0.1).initial(scales) == (2.0**-10, None)
     model = Tiny()
     header = Header.of(zb.mezo_bcd(model, subspace=zb.Relative()))
     old = dict(header.method["subspace"])
-    del old["vectors"]
+    del old["quantile"]
     older = dataclasses.replace(header, method={**header.method, "subspace": old})
     assert older.parts["subspace"] == "Relative(subspace=Full())"
-    assert older.rebuild(model).subspace == zb.Relative(vectors=None)
-    assert Header.of(zb.mezo_bcd(model)).rebuild(model).subspace == zb.Relative(vectors=0.1)
+    assert older.rebuild(model).subspace == zb.Relative(quantile=None)
+    assert Header.of(zb.mezo_bcd(model)).rebuild(model).subspace == zb.Relative(quantile=0.1)
 
 
 @pytest.mark.parametrize(("interval", "boost"), [(1, 1.0), (2, 1.0), (2, 3.0), (5, 1.0), (20, 1.0)])

@@ -229,6 +229,18 @@ def test_a_model_that_changed_is_refused_at_the_next_step(
                 optimizer.step(lambda: pytest.fail("the objective was measured"))
 
 
+def test_a_weight_that_a_module_without_any_takes_over_is_noticed() -> None:
+    """As many places hold as many weights as before; only the places are others."""
+    model = nn.Module()
+    model.a, model.b = nn.Module(), nn.Module()
+    model.a.w = nn.Parameter(torch.ones(3))
+    optimizer = zb.mezo(model, 1e-3)
+    del model.a.w
+    model.b.w = nn.Parameter(torch.ones(3))
+    with pytest.raises(ZeroBlockError, match=r"no longer holds 'a\.w'"):
+        optimizer.step(lambda: model.b.w.sum())
+
+
 def test_changes_that_do_no_harm_are_allowed() -> None:
     def trained(change: Callable[[Tiny, int], None]) -> dict[str, Tensor]:
         model = Tiny()

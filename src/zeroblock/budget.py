@@ -38,7 +38,7 @@ EPS = 0.04
 Measured on SmolLM2-135M, sst2, batch 16, coefficients of rms 0.4: their error in fp32 (against 0.001) has an rms of
 0.005 at 0.02, 0.02 at 0.04 and 0.11 at 0.1; in bf16, where the losses themselves are rounded, 0.36 at 0.01, 0.30 at
 0.02, 0.13 at 0.04 and 0.11 at 0.1."""
-VECTORS = 0.1
+QUANTILE = 0.1
 """The quantile of its elements' magnitudes that is the size of a norm or a bias.
 
 Norms of Gemma-3-270M have elements of up to 524 beside a median of 27 and a root mean square of 42. Moved at random by
@@ -136,4 +136,4 @@ class Budget:
 def unscaled(subspace: Subspace, rule: Rule) -> tuple[Subspace, Rule]:
     """The same parts in units of the weights, and of the coefficients' own size: eps and lr are pure numbers."""
     sized = rule.unscaled or rule.block_numbers
-    return subspace if subspace.relative else Relative(subspace, VECTORS), rule if sized else Normalized(rule)
+    return subspace if subspace.relative else Relative(subspace, QUANTILE), rule if sized else Normalized(rule)

@@ -146,11 +146,12 @@ def check_storage(weights: Weights, rule: Rule, estimator: Estimator) -> None:
 
 def say_coarse(weights: Weights, allowed: Budget) -> None:
     """Say that a grid of integers is too coarse for the steps that a budget allows."""
-    walk = allowed.walk(weights.spacing) if weights.quantised else 0.0
+    spacing = weights.spacing if weights.quantised else 0.0
+    walk = allowed.walk(spacing)
     if walk > COARSE:
         warnings.warn(
             f"without a learning rate a run is meant to move the weights by {allowed.displacement:.0%} of their size, "
-            f"but these integers are {weights.spacing:.0%} of it apart, and rounding to them moves the weights by some "
+            f"but these integers are {spacing:.0%} of it apart, and rounding to them moves the weights by some "
             f"{walk:.0%} in {UNKNOWN_VISITS:,} steps on a block: give a small learning rate, or train the scales "
             "(int4:scales) or an adapter (--lora)",
             ZeroBlockWarning,

@@ -54,7 +54,7 @@ def not_finite(optimizer: ZeroOrder) -> set[str]:
 
 
 def retake(optimizer: ZeroOrder, records: Iterable[Record], progress: Progress | None = None) -> None:
-    """Do the same, whatever the weights become."""
+    """Take the steps of the records again, without looking whether the weights stay finite."""
     records = list(records)
     if not records:
         return

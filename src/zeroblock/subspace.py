@@ -197,18 +197,18 @@ class Relative(Subspace):
 
     Args:
         subspace: where directions are drawn.
-        vectors: the quantile of the elements' magnitudes that is the size of a vector; by default it is their root
-            mean square, too.
+        quantile: of the elements' magnitudes, which is the size of a vector; then the scales of integers have no
+            floor, either. By default the size of a vector is its root mean square, too, and scales have the floor.
     """
 
     subspace: Subspace = Full()
-    vectors: float | None = dataclasses.field(default=None, metadata={"later": "journals until 2026-11-16 lack it"})
+    quantile: float | None = dataclasses.field(default=None, metadata={"later": "journals until 2026-11-16 lack it"})
 
     relative = True
 
     def __repr__(self) -> str:
-        """In words; without ``vectors``, those of the journals that lack it."""
-        given = "" if self.vectors is None else f", vectors={self.vectors}"
+        """In words; without a quantile, those of the journals that lack it."""
+        given = "" if self.quantile is None else f", quantile={self.quantile}"
         return f"Relative(subspace={self.subspace}{given})"
 
     @property
@@ -224,12 +224,13 @@ class Relative(Subspace):
         return self.subspace.retraces
 
     def __post_init__(self) -> None:
-        if self.vectors is not None and not 0 < self.vectors <= 1:
-            raise ZeroBlockError(f"vectors is a quantile, above 0 and at most 1, got {self.vectors}")
+        if self.quantile is not None and not 0 < self.quantile <= 1:
+            raise ZeroBlockError(f"a quantile is above 0 and at most 1, got {self.quantile}")
 
     def initial(self, param: Tensor) -> Initial:
-        quantile = self.vectors if param.dim() <= 1 else None
-        return (typical_size(whole(param), quantile, isinstance(param, Scales)), self.subspace.initial(param))
+        quantile = self.quantile if param.dim() <= 1 else None
+        small = self.quantile is not None and isinstance(param, Scales)
+        return (typical_size(whole(param), quantile, small), self.subspace.initial(param))
 
     def basis(self, param: Tensor, key: Key, site: Site) -> Basis:
         assert isinstance(site.initial, tuple)

@@ -164,7 +164,7 @@ class Watch:
         """Whether the model holds the same objects; one microsecond per five parameters."""
         held = itertools.chain.from_iterable(map(dict.values, self._filled))
         return (
-            sum(map(len, self._places)) == len(self._held)
+            sum(map(len, self._places)) == sum(map(len, self._filled)) == len(self._held)
             and all(map(operator.is_, held, self._held))
             and list(map(_flag, self._params)) == self._flags
         )

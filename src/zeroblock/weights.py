@@ -21,7 +21,7 @@ from .offload.shelf import shelf_of
 from .ops import DTYPES
 from .quantise import Codes, QuantisedLinear, Scales, elements, quantised_layers
 from .shard import Box, Gathering, box_of, is_spread, whole
-from .subspace import Subspace
+from .subspace import Subspace, typical_size
 
 Restore = Literal["copy", "subtract"]
 
@@ -122,9 +122,7 @@ class Weights:
 
     def _spacing(self, layer: QuantisedLinear) -> float:
         with self.shelf.showing(layer):
-            scales, values = layer.scales.detach().double(), layer.expanded().double()
-        size = float(values.square().mean().sqrt())
-        return float(scales.square().mean().sqrt()) / size if size else 0.0
+            return typical_size(layer.scales, small=True) / typical_size(layer.expanded(), small=True)
 
     def basis(self, name: str, turn: int) -> Basis:
         """The basis of a tensor in a turn."""

@@ -282,7 +282,7 @@ class Replay:
         if self.rule["name"] == "Normalized":
             self.rule, self.sizes = self.rule["rule"], [[0.0, 0.0] for _ in range(len(self.blocks) + 1)]
         if self.subspace["name"] == "Relative":
-            self.vectors, self.subspace = self.subspace.get("vectors"), self.subspace["subspace"]
+            self.quantile, self.subspace = self.subspace.get("quantile"), self.subspace["subspace"]
             self.scales = {name: self.scale(name) for name in self.weights}
         self.state: dict[str, dict[str, Any]] = {}
         self.held: dict[str, np.ndarray] = {}
@@ -303,8 +303,8 @@ class Replay:
             return 1.0
         fan_in = n // self.shapes[name][0] if len(self.shapes[name]) > 1 else n
         size = math.sqrt(np.sum(self.weights[name].astype(np.float64) ** 2) / n)
-        if self.vectors is not None and len(self.shapes[name]) <= 1:
-            size = float(np.sort(np.abs(self.weights[name]))[max(1, round(self.vectors * n)) - 1])
+        if self.quantile is not None and len(self.shapes[name]) <= 1:
+            size = float(np.sort(np.abs(self.weights[name]))[max(1, round(self.quantile * n)) - 1])
         size = eight_bits(max(size, 0.25 / math.sqrt(fan_in)))
         return eight_bits(size / math.sqrt(low[2] if low else 1))
 

@@ -146,6 +146,8 @@ def pool_of(name: str, model: str, data: Path | None, encoded: Path | None, toke
         if data is not None or tokenizer is not None:
             raise ZeroBlockError("--encoded takes the place of --data and --tokenizer: give one or the other")
         return batch.read(encoded / f"{name}.jsonl" if encoded.is_dir() else encoded, get(name).over)
+    if any(models.reads(model).values()):
+        raise ZeroBlockError(f"bench measures models that continue a text, and {model} does not: give a decoder")
     reader = models.tokenizer(tokenizer or (STAND_IN if model in models.OPT else model))
     return batch.encode(get(name, reader), data, reader, seed=seed, max_length=_positions(models.config(model)))
 

@@ -231,7 +231,11 @@ class Engine(Forward):
             )
         paired = self.seq2seq is not None
         if any(one.seq2seq != paired for one in batch):
-            reads = "reads a context and writes an option" if paired else "continues a text, and an option is another"
+            reads = (
+                "is an encoder-decoder, and an example is not encoded for one"
+                if paired
+                else "continues the context, and an example is encoded for an encoder-decoder"
+            )
             raise ZeroBlockError(
                 f"{type(self.model).__name__} {reads}: encode with task.encoder(tokenizer, seq2seq={paired})"
             )

@@ -43,8 +43,9 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
         )
     if any(getattr(config, "is_encoder_decoder", False) for config in forward.configs):
         raise ZeroBlockError(
-            f"{type(forward.model).__name__} is an encoder-decoder that does not write texts about texts, so its "
-            "batches are of your own making: step on a closure in Python, optimizer.step(lambda: model(**batch).loss)"
+            f"{type(forward.model).__name__} is an encoder-decoder that does not read and write text (but speech "
+            "or images, or it has no head), so its batches are of your own making: step on a closure in Python, "
+            "optimizer.step(lambda: model(**batch).loss)"
         )
     examples = _specimens(forward)
     with exclusive(forward.model), evaluation(forward.model):

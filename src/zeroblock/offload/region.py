@@ -95,9 +95,8 @@ class Region:
                     torch.zeros(1, device=device)
                 return False
             done.append(address)
-        self._advise(
-            "MADV_DONTFORK", (0, len(self.flat))
-        )  # else a fork may give us new pages, and the GPU keeps the old
+        # else a fork may give us new pages, and the GPU keeps the old
+        self._advise("MADV_DONTFORK", (0, len(self.flat)))
         weakref.finalize(self, _unpin, self.flat, done, device).atexit = False  # it keeps the memory until then
         self.pinned = True
         return True

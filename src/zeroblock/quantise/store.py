@@ -51,7 +51,8 @@ def quantise_(
         raise unknown("choice of what moves", moves, ("integers", "scales"))
     trainable = {id(param) for param in model.parameters() if param.requires_grad}
     adapted = any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules())
-    precise = {name for module in model.modules() for name in getattr(module, "_keep_in_fp32_modules", None) or ()}
+    kept = (getattr(module, "_keep_in_fp32_modules", None) or () for module in model.modules())
+    precise = {path.rpartition(".")[2] for paths in kept for path in paths}
     stored = 0
     for parent, name, linear in list(_matrices(model, KINDS[kind].per_byte)):
         moved = id(linear.weight) in trainable

@@ -2,7 +2,7 @@
 
 Both are tokenized as the tokenizer writes whole texts: the context with the tokens that it puts around a source (T5's
 ``</s>`` at the end), an option behind those that it puts before a target (BART's ``<s>``), which carry no loss.  A
-generated answer ends with the end-of-sequence token, whatever ends it in a decoder's text.
+generated answer ends with the end-of-sequence token, whatever ends it for a decoder-only model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Seq2Seq(Encoder):
         Args:
             context: the text that the encoder reads.
             options: the texts that the decoder may write; those that end with a newline, at which generation stops
-                in a decoder, end with the end-of-sequence token instead.
+                in a decoder-only model, end with the end-of-sequence token instead.
             reserve: tokens to be generated, which must fit into ``max_length``.
             spans: must be empty: the encoder writes nothing.
         """

@@ -85,9 +85,9 @@ def optimizer(config: Choice, model: nn.Module, rehearsal: bool = False, **more:
 
 
 def most(config: Choice, blocks: int) -> int:
-    """The largest number of blocks that a step of a configuration's method moves, of so many."""
+    """The largest number of blocks that a step of a configuration's method moves, of so many; 0 if nobody knows."""
     if config.method not in METHODS:
-        return blocks
+        return 0
     turns: Turns = optimizer(config, specimen(), rehearsal=True).turns
     return dataclasses.replace(turns, blocks=blocks).most
 
