@@ -48,6 +48,11 @@ class Subspace(abc.ABC):
         return None
 
     @property
+    def earlier(self) -> Subspace | None:
+        """What older journals mean by this subspace, which lack one of its fields; None where none does."""
+        return None
+
+    @property
     def reads(self) -> bool:
         """Whether :meth:`initial` looks at the weights, which then have to be where they are used."""
         return type(self).initial is not Subspace.initial
@@ -222,6 +227,10 @@ class Relative(Subspace):
     @property
     def retraces(self) -> bool:
         return self.subspace.retraces
+
+    @property
+    def earlier(self) -> Subspace | None:
+        return None if self.quantile is None else Relative(self.subspace)
 
     def __post_init__(self) -> None:
         if self.quantile is not None and not 0 < self.quantile <= 1:

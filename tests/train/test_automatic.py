@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from toy import same
 from toy import snapshot as copy_of
+from zeroblock import budget
 from zeroblock.budget import DISPLACEMENT, Budget
 from zeroblock.cli import app
 from zeroblock.errors import ZeroBlockError
@@ -67,6 +68,23 @@ def test_a_run_without_lr_is_resumed_bit_for_bit_and_says_how_far_it_moves(
     said = CliRunner().invoke(app, ["inspect", str(tmp_path / "whole")])
     assert "moved in all" in said.output
     assert "moved in all" in (tmp_path / "whole" / "report.html").read_text()
+
+
+def test_a_run_that_began_without_a_quantile_goes_on_without_it(
+    llama: Path, data: Path, tmp_path: Path, models: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until 2026-11-16 the size of a vector was its root mean square."""
+    config = settings(llama, data, lr=None, dtype="bf16")
+    with monkeypatch.context() as before:
+        before.setattr(budget, "QUANTILE", None)
+        run(config, tmp_path / "whole")
+        assert run(config, tmp_path / "parts", Kill(5)).summary is None
+    resume(tmp_path / "parts")
+    assert same(copy_of(models[0]), copy_of(models[-1]))
+    assert kept(tmp_path / "whole") == kept(tmp_path / "parts")
+    run(config, tmp_path / "now")
+    words = [read(tmp_path / name).header.parts["subspace"] for name in ("parts", "now")]
+    assert words == ["Relative(subspace=Full())", "Relative(subspace=Full(), quantile=0.1)"]
 
 
 def test_with_lr_the_view_knows_the_sizes_from_the_weights(llama: Path, data: Path, tmp_path: Path) -> None:

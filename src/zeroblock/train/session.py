@@ -29,7 +29,7 @@ from . import snapshot
 from .batch import Batches
 from .folder import Folder
 from .follower import Log
-from .learner import ZerothOrder, learner
+from .learner import ZerothOrder, as_begun, learner
 from .lr import Rates
 from .meeting import Meetings
 from .peers import Peers
@@ -145,6 +145,7 @@ class Session:
         The weights follow in :meth:`_catch_up`.
         """
         assert isinstance(self.learner, ZerothOrder)
+        self.learner = as_begun(self.learner, header, force=force)
         optimizer = self.learner.optimizer
         self.peers.together(lambda: header.check(optimizer, force=force))
         note, measurements = self.peers.first(
