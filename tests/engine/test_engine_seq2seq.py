@@ -160,7 +160,9 @@ def test_a_collated_batch_has_the_models_own_loss(name: str, max_tokens: int | N
 def test_what_cannot_work_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     model = seq2seq("t5")
     engine = Engine(model)
-    with pytest.raises(ZeroBlockError, match=r"is an encoder-decoder, and an example is not encoded for one: .* seq2seq=True"):
+    with pytest.raises(
+        ZeroBlockError, match=r"is an encoder-decoder, and an example is not encoded for one: .* seq2seq=True"
+    ):
         engine.scores([Encoded((3, 4), ((5,), (6,)))])
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     decoder = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=32, **shape))
