@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
-from decoder import CONFIGS, ENCODERS, specimen
+from decoder import CONFIGS, ENCODERS, decoder, specimen
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import zeroblock as zb
 from zeroblock.engine import Engine, trial
 from zeroblock.engine.cut import CutError, find
+from zeroblock.ops import integer
+from zeroblock.quantise import quantise_
 from zeroblock.run.tape import GROUP, Piece, stretches
 from zeroblock.step import Call
 
@@ -117,7 +121,10 @@ def test_a_pass_that_cannot_be_cut_says_why(habit: str, reason: str) -> None:
         find(model, lambda: model(torch.ones(1, 4)))
 
 
-def test_a_layer_that_hands_on_more_than_hidden_states_is_not_cut() -> None:
+@pytest.mark.parametrize(
+    "beside", [lambda first: first[:, :4] * 2, lambda first: (first * 2)[:, :4]], ids=["new", "view"]
+)
+def test_a_layer_that_hands_on_more_than_hidden_states_is_not_cut(beside: Callable[[Tensor], Tensor]) -> None:
     class Layer(nn.Module):
         def forward(self, x: Tensor, beside: Tensor) -> Tensor:
             return x + beside
@@ -129,8 +136,29 @@ def test_a_layer_that_hands_on_more_than_hidden_states_is_not_cut() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             first = self.layers[0](x, x)
-            return self.layers[1](first, first[:, :4] * 2)
+            return self.layers[1](first, beside(first))
 
     model = Model()
     with pytest.raises(CutError, match="more than the last one's"):
         find(model, lambda: model(torch.ones(1, 4)))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_the_trial_keeps_no_expanded_matrix(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them at once would be the model in 16 bits, which an int8 model is stored to avoid."""
+    engine = Engine(quantise_(decoder("opt", torch.float32), kind))
+    expanded: list[StorageWeakRef] = []
+    most = 0
+
+    def noted(stored: integer.Integers) -> Tensor:
+        nonlocal most
+        most = max(most, sum(not one.expired() for one in expanded))
+        matrix = expand(stored)
+        expanded.append(StorageWeakRef(matrix.untyped_storage()))
+        return matrix
+
+    expand = integer.expand
+    monkeypatch.setattr(integer, "expand", noted)
+    assert trial.cuts(engine, (1, 1)) is not None
+    assert len(expanded) > 6
+    assert most == 0

@@ -126,6 +126,9 @@ def test_bench_stream(llama: Path, tmp_path: Path) -> None:
     found = [json.loads(line) for line in shown.stdout.splitlines()]
     assert [one["batch_size"] for one in found] == [2, 4]
     assert all(one["copy_ms"] > 0 and one["compute_ms"] > 0 for one in found)
+    shown = CliRunner().invoke(app, ["bench", "stream", *flags, "--weights", "int4", "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["dtype"] == "int4"
     for wrong in (["--offload", "disk"], ["--offload", "hots"], ["--method", "mezo_bdc"]):
         assert isinstance(CliRunner().invoke(app, ["bench", "stream", *flags, *wrong]).exception, ZeroBlockError)
 

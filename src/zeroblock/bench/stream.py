@@ -8,6 +8,7 @@ longer.  Weights are random: only their shape matters to the time.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from ..engine import Engine
 from ..method import METHODS
 from ..offload import Division, Offload, divide, shelve
 from ..offload.streamed import Streamed
+from ..quantise import Codes, quantised_layers, store_, stored_as
 from . import host
 from .batch import Pool
 from .row import Row
@@ -34,6 +36,8 @@ LR = 1e-9
 """Too small to change the weights."""
 SPREAD = 0.02
 """Standard deviation of the random weights."""
+DRAWN = 1 << 24
+"""Random integers that are drawn at a time: the device may have little memory left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +77,7 @@ class StreamRow(Row):
 
 @torch.no_grad()
 def shelved(
-    name: str, dtype: torch.dtype, device: torch.device, to: Offload, memory: int | None
+    name: str, dtype: torch.dtype, device: torch.device, to: Offload, memory: int | None, weights: str | None = None
 ) -> tuple[nn.Module, Streamed, Division | None]:
     """A model of random weights on its shelf; they are drawn on the device, tensor by tensor, where they belong.
 
@@ -83,10 +87,12 @@ def shelved(
         device: where it computes.
         to: where the weights rest.
         memory: bytes of the device to use.
+        weights: how the matrices of the layers are stored, see :func:`quantise.store_`.
     """
     config = models.config(name)
     with torch.device("meta"):
         model: Any = models.auto_class(config).from_config(config, dtype=dtype)
+    store_(model, weights)
     division = None if memory is None else divide(model, memory)
     model = model.to_empty(device="cpu").eval()  # memory that nothing touches before it is copied
     model.tie_weights()
@@ -94,11 +100,27 @@ def shelved(
     assert isinstance(shelf, Streamed)
     for i, param in enumerate(model.parameters()):
         generator = torch.Generator(device).manual_seed(i)
-        drawn = torch.empty(param.shape, dtype=param.dtype, device=device)
-        param.copy_(drawn.normal_(float(param.dim() < 2), SPREAD, generator=generator))
+        if isinstance(param, Codes):
+            _draw_integers_(param, generator)
+        else:
+            drawn = torch.empty(param.shape, dtype=param.dtype, device=device)
+            param.copy_(drawn.normal_(float(param.dim() < 2), SPREAD, generator=generator))
+    for layer in quantised_layers(model).values():
+        layer.scales.fill_(SPREAD * math.sqrt(3) / layer.kind.limit)  # integers are drawn uniformly
     for buffer in model.buffers():
         buffer.copy_(torch.zeros_like(buffer))
     return model, shelf, division
+
+
+def _draw_integers_(codes: Codes, generator: torch.Generator) -> None:
+    """Fill a matrix of integers with random ones, some rows at a time."""
+    rows = max(1, DRAWN // codes.shape[1])
+    for some in codes.detach().split(rows):
+        shape = some.shape[0], some.shape[1] * codes.per_byte
+        drawn = torch.randint(
+            -codes.limit, codes.limit + 1, shape, dtype=torch.int8, device=generator.device, generator=generator
+        )
+        some.view(torch.uint8).copy_(codes.packed(drawn).view(torch.uint8))
 
 
 def measure(
@@ -111,6 +133,7 @@ def measure(
     device: torch.device,
     offload: Offload = "host",
     memory: int | None = None,
+    weights: str | None = None,
     batch_sizes: Sequence[int] = (16,),
     steps: int = 5,
 ) -> Iterator[StreamRow]:
@@ -125,13 +148,14 @@ def measure(
         device: where it computes.
         offload: where the weights rest.
         memory: bytes of the device to use.
+        weights: ``int8`` or ``int4`` where the layers' matrices are stored as integers.
         batch_sizes: examples per step, one row of the result for each.
         steps: that are timed.
     """
     idle = resident()
     if memory is not None and device.type == "cuda":  # what does not fit fails, and fragments count
         torch.cuda.set_per_process_memory_fraction(min(1.0, memory / torch.cuda.mem_get_info(device)[1]), device)
-    model, shelf, division = shelved(name, dtype, device, offload, memory)
+    model, shelf, division = shelved(name, dtype, device, offload, memory, weights)
     pool = pool.folded(models.config(name).vocab_size)
     rate = bandwidth(shelf)
     engine = Engine(model, max_tokens=None if division is None else division.tokens)
@@ -156,7 +180,7 @@ def measure(
             task=task,
             method=method,
             device=device.type,
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=stored_as(model),
             offload=offload,
             memory_bytes=memory,
             batch_size=size,

@@ -20,6 +20,7 @@ def stream(
     method: Annotated[str, typer.Option(help="A method of zeroblock methods.")] = "mezo_bcd",
     memory: Annotated[str | None, typer.Option(help="Memory of the device to use, as in 4GB.")] = None,
     offload: Annotated[str, typer.Option(help="Where the weights rest: host or disk.")] = "host",
+    weights: Annotated[str | None, typer.Option(help="Store the layers' matrices as int8 or int4.")] = None,
     batch_size: Annotated[str, typer.Option(help="Examples per step; several with commas between.")] = "16",
     steps: Annotated[int, typer.Option(min=1, help="Steps that are timed, after two that are not.")] = 5,
     dtype: Annotated[str, typer.Option(help="fp16, bf16 or fp32.")] = "fp16",
@@ -52,7 +53,7 @@ def stream(
     rows = measure(
         model, task, pool, method=method, dtype=models.precision(dtype, target), device=target,
         offload=offload, memory=None if memory is None else nbytes(memory),
-        batch_sizes=sizes, steps=steps,
+        weights=weights, batch_sizes=sizes, steps=steps,
     )  # fmt: skip
     for row in rows:
         sheet.add(row)

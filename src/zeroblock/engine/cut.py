@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -92,8 +93,9 @@ class _Trial:
         self.outside: dict[int, set[int]] = {}
         self.current: nn.Module | None = None
         self.last: Tensor | None = None
-        self.made: dict[int, Tensor] = {}
-        """Tensors that came to be since the first layer began, by the address of their memory."""
+        self.made: dict[int, StorageWeakRef] = {}
+        """Memory that was filled since the first layer began, by its address.  It is not kept: matrices that are stored
+        as integers are expanded one by one, and all of them at once would be the model in 16 bits."""
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -116,10 +118,15 @@ class _Trial:
         if self.called and hidden is not self.last:
             raise CutError("the model computes something between its layers")
         for value in tree_leaves((args, kwargs)):
-            if isinstance(value, Tensor) and value is not hidden and _address(value) in self.made:
+            if isinstance(value, Tensor) and value is not hidden and self._is_new(value):
                 raise CutError("a layer is given more than the last one's hidden states")
         self.called.append(layer)
         self.current = layer
+
+    def _is_new(self, tensor: Tensor) -> bool:
+        """Whether a tensor came to be since the first layer began."""
+        memory = self.made.get(_address(tensor))
+        return memory is not None and not memory.expired()  # type: ignore[no-untyped-call]
 
     def _leave(self, layer: nn.Module, args: Any, out: Any) -> None:
         self.last, self.current = first(out), None
@@ -154,7 +161,7 @@ class _Made(TorchDispatchMode):
             before = {_address(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)}
             for value in tree_leaves(out):  # a view of what was there before is not new
                 if isinstance(value, Tensor) and _address(value) not in before:
-                    self.trial.made[_address(value)] = value
+                    self.trial.made[_address(value)] = StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]
         return out
 
 

@@ -128,6 +128,10 @@ class QuantisedLinear(nn.Linear):
             return fn(tensor.view(torch.uint8)).view(BYTES) if tensor.dtype == BYTES else fn(tensor)
 
         super()._apply(apply, recurse)
+        for name, kind in (("weight", self.kind), ("scales", Scales)):
+            param = self._parameters[name]
+            if param is not None and not isinstance(param, kind):  # one that left the meta device is a new parameter
+                self._parameters[name] = kind(param.detach(), requires_grad=param.requires_grad)
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
