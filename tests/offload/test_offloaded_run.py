@@ -112,6 +112,11 @@ def test_memory_is_divided(llama: Path) -> None:
     assert division is not None
     assert division.kept == sum(param.nbytes for param in model.parameters())  # a number per weight
     assert divide(model, 4_000_000, kept=2_000_000).tokens < divide(model, 4_000_000).tokens
+    assert divide(model, 10**9).tokens == 4096
+    assert divide(model, 10**9, tokens=16_384).tokens == 16_384
+    assert divide(model, 10**9, tokens=100).tokens == 100
+    short = settings(llama, llama, method="mezo_bcd", memory="1GB", dtype="fp32", max_tokens=8192)
+    assert divided(short, model).tokens == 8192  # type: ignore[union-attr]
     thirteen = Division(4 * 10**9, 40, 629 * 10**6, 536 * 10**6, 629 * 10**6, 0, 755 * 10**6, 3072, 3)
     assert "0 of 40 layers stay, 40 are streamed" in thirteen.describe()
     assert dataclasses.replace(thirteen, buffers=40).stay == 40
@@ -126,7 +131,7 @@ def test_bench_stream(llama: Path, tmp_path: Path) -> None:
     found = [json.loads(line) for line in shown.stdout.splitlines()]
     assert [one["batch_size"] for one in found] == [2, 4]
     assert all(one["copy_ms"] > 0 and one["compute_ms"] > 0 for one in found)
-    shown = CliRunner().invoke(app, ["bench", "stream", *flags, "--weights", "int4", "--json"])
+    shown = CliRunner().invoke(app, ["bench", "stream", *flags, "--weights", "int4", "--max-tokens", "64", "--json"])
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout)["dtype"] == "int4"
     for wrong in (["--offload", "disk"], ["--offload", "hots"], ["--method", "mezo_bdc"]):

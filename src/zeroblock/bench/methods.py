@@ -22,6 +22,7 @@ from .step import Gauge
 from .variant import LR
 
 MIN_STEPS = 3
+MAX_WARM_UP_CYCLES = 4
 SAMPLED_BATCHES = 20
 """The batch that is measured has the median length of so many."""
 
@@ -118,7 +119,7 @@ def _sample(model: nn.Module, name: str, batch: Batch, seconds: float, gauge: Ga
     optimizer, engine = get(name)(model, lr=LR, **fold), Engine(model)
     several = len(optimizer.blocks) > 1
     cycle = len(optimizer.blocks) * optimizer.interval if several else 1
-    _take(optimizer, engine, batch, seconds, cycle, stop=True)
+    _warm_up(optimizer, engine, batch, seconds, cycle)
     gauge.read(0)
     taken, spent = _take(optimizer, engine, batch, seconds, cycle)
     gauge.read(engine.graphs.bytes if engine.graphs else 0)
@@ -129,6 +130,15 @@ def _sample(model: nn.Module, name: str, batch: Batch, seconds: float, gauge: Ga
         "mean_ms": round(1e3 * spent / taken, 4),
         "peak_bytes": gauge.peak,
     }
+
+
+def _warm_up(optimizer: ZeroOrder, engine: Engine, batch: Batch, seconds: float, cycle: int) -> None:
+    """Take steps until a cycle of blocks captures nothing new: graphs of some pieces come with their second use."""
+    for _ in range(MAX_WARM_UP_CYCLES):
+        captured = engine.graphs.captures if engine.graphs else 0
+        _take(optimizer, engine, batch, seconds, cycle, stop=True)
+        if not engine.graphs or engine.graphs.captures == captured:
+            return
 
 
 def _take(

@@ -8,10 +8,11 @@ longer.  Weights are random: only their shape matters to the time.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -77,7 +78,14 @@ class StreamRow(Row):
 
 @torch.no_grad()
 def shelved(
-    name: str, dtype: torch.dtype, device: torch.device, to: Offload, memory: int | None, weights: str | None = None
+    name: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    to: Offload,
+    memory: int | None,
+    *,
+    weights: str | None = None,
+    tokens: int | None = None,
 ) -> tuple[nn.Module, Streamed, Division | None]:
     """A model of random weights on its shelf; they are drawn on the device, tensor by tensor, where they belong.
 
@@ -88,12 +96,13 @@ def shelved(
         to: where the weights rest.
         memory: bytes of the device to use.
         weights: how the matrices of the layers are stored, see :func:`quantise.store_`.
+        tokens: of the longest row, see :func:`offload.divide`.
     """
     config = models.config(name)
     with torch.device("meta"):
         model: Any = models.auto_class(config).from_config(config, dtype=dtype)
     store_(model, weights)
-    division = None if memory is None else divide(model, memory)
+    division = None if memory is None else divide(model, memory, tokens=tokens)
     model = model.to_empty(device="cpu").eval()  # memory that nothing touches before it is copied
     model.tie_weights()
     shelf = shelve(model, to, device=device, memory=division)
@@ -125,8 +134,7 @@ def _draw_integers_(codes: Codes, generator: torch.Generator) -> None:
 
 def measure(
     name: str,
-    task: str,
-    pool: Pool,
+    pools: Mapping[str, Pool],
     *,
     method: str = "mezo_bcd",
     dtype: torch.dtype = torch.float16,
@@ -134,6 +142,7 @@ def measure(
     offload: Offload = "host",
     memory: int | None = None,
     weights: str | None = None,
+    tokens: int | None = None,
     batch_sizes: Sequence[int] = (16,),
     steps: int = 5,
 ) -> Iterator[StreamRow]:
@@ -141,26 +150,29 @@ def measure(
 
     Args:
         name: of the model's shape.
-        task: that the examples are of.
-        pool: the examples.
+        pools: the examples, by task.
         method: of zeroblock.
         dtype: of the weights.
         device: where it computes.
         offload: where the weights rest.
         memory: bytes of the device to use.
         weights: ``int8`` or ``int4`` where the layers' matrices are stored as integers.
+        tokens: of the longest row that is wanted, where a memory is given.
         batch_sizes: examples per step, one row of the result for each.
         steps: that are timed.
     """
     idle = resident()
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())  # a limit wants it whole
     if memory is not None and device.type == "cuda":  # what does not fit fails, and fragments count
         torch.cuda.set_per_process_memory_fraction(min(1.0, memory / torch.cuda.mem_get_info(device)[1]), device)
-    model, shelf, division = shelved(name, dtype, device, offload, memory, weights)
-    pool = pool.folded(models.config(name).vocab_size)
+    model, shelf, division = shelved(name, dtype, device, offload, memory, weights=weights, tokens=tokens)
     rate = bandwidth(shelf)
     engine = Engine(model, max_tokens=None if division is None else division.tokens)
     layers = sum(layer.layout.nbytes for layer in shelf.layers)
-    for size in batch_sizes:
+    vocabulary = models.config(name).vocab_size
+    folded = {task: pool.folded(vocabulary) for task, pool in pools.items()}
+    for (task, pool), size in itertools.product(folded.items(), batch_sizes):
         optimizer = METHODS[method](model, lr=LR)
         gauge = Gauge(device, idle)
         batches = [pool.batch(step, size) for step in range(WARM_UP_STEPS + steps)]

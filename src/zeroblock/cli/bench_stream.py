@@ -10,17 +10,18 @@ from typing import Annotated
 import typer
 
 from ..errors import ZeroBlockError, unknown
-from .bench_shared import Sheet, pool_of
+from .bench_shared import Sheet, listed, pool_of
 
 
 def stream(
     model: Annotated[str, typer.Option(help="The shape, with random weights: opt-13b, opt-30b, opt-66b, a folder.")],
     encoded: Annotated[Path, typer.Option(help="Token ids of bench encode: a file, or a folder of TASK.jsonl.")],
-    task: Annotated[str, typer.Option(help="The task that they are of.")] = "sst2",
+    task: Annotated[str, typer.Option(help="The task that they are of, or several with commas between.")] = "sst2",
     method: Annotated[str, typer.Option(help="A method of zeroblock methods.")] = "mezo_bcd",
     memory: Annotated[str | None, typer.Option(help="Memory of the device to use, as in 4GB.")] = None,
     offload: Annotated[str, typer.Option(help="Where the weights rest: host or disk.")] = "host",
     weights: Annotated[str | None, typer.Option(help="Store the layers' matrices as int8 or int4.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Length of a row; by default at most 4,096.")] = None,
     batch_size: Annotated[str, typer.Option(help="Examples per step; several with commas between.")] = "16",
     steps: Annotated[int, typer.Option(min=1, help="Steps that are timed, after two that are not.")] = 5,
     dtype: Annotated[str, typer.Option(help="fp16, bf16 or fp32.")] = "fp16",
@@ -41,7 +42,7 @@ def stream(
     sizes = [int(size) for size in batch_size.split(",") if size.strip().isdecimal()]
     if not sizes or len(sizes) != len(batch_size.split(",")) or min(sizes) < 1:
         raise ZeroBlockError(f"--batch-size takes numbers with commas between, such as 16,64, got {batch_size!r}")
-    pool = pool_of(task, model, None, encoded, None, 0)
+    pools = {name: pool_of(name, model, None, encoded, None, 0) for name in listed(task)}
     target = models.find_device(device)
     if offload not in PLACES:
         raise unknown("place for weights:", offload, PLACES)
@@ -51,9 +52,9 @@ def stream(
         raise unknown("method", method, METHODS)
     sheet = Sheet(StreamRow, csv)
     rows = measure(
-        model, task, pool, method=method, dtype=models.precision(dtype, target), device=target,
+        model, pools, method=method, dtype=models.precision(dtype, target), device=target,
         offload=offload, memory=None if memory is None else nbytes(memory),
-        weights=weights, batch_sizes=sizes, steps=steps,
+        weights=weights, tokens=max_tokens, batch_sizes=sizes, steps=steps,
     )  # fmt: skip
     for row in rows:
         sheet.add(row)
@@ -61,7 +62,7 @@ def stream(
             typer.echo(jsonlib.dumps(dataclasses.asdict(row)))
             continue
         typer.echo(
-            f"batch {row.batch_size:>4}, {row.tokens:>6,} tokens: {row.step_ms:8.1f} ms per step, {row.example_ms:.1f} "
-            f"per example; copies {row.copy_ms:.1f} at {row.bandwidth / 1e9:.1f} GB/s, products {row.compute_ms:.1f}: "
-            f"{row.of_bound:.0%} of the bound"
+            f"{row.task}, batch {row.batch_size:>4}, {row.tokens:>6,} tokens: {row.step_ms:8.1f} ms per step, "
+            f"{row.example_ms:.1f} per example; copies {row.copy_ms:.1f} at {row.bandwidth / 1e9:.1f} GB/s, products "
+            f"{row.compute_ms:.1f}: {row.of_bound:.0%} of the bound"
         )

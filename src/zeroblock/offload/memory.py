@@ -24,7 +24,7 @@ from .streamed import MIN_BUFFERS
 MIN_ROW_TOKENS = 256
 """Rows are not made shorter than this; a single example may be longer."""
 MAX_ROW_TOKENS = 4096
-"""Rows are not made longer than this: the length that a GPU gets by default."""
+"""Rows are not made longer than this unless somebody asks: the length that a GPU gets by default."""
 SPARE = 0.04
 """Share of the memory that libraries and fragments of memory may take."""
 POINTS = 2
@@ -83,7 +83,13 @@ class Division:
 
 
 def divide(
-    model: nn.Module, memory: int, *, dtype: torch.dtype | None = None, lifted: int = 1, kept: int = 0
+    model: nn.Module,
+    memory: int,
+    *,
+    dtype: torch.dtype | None = None,
+    lifted: int = 1,
+    kept: int = 0,
+    tokens: int | None = None,
 ) -> Division:
     """Divide a memory for a model.
 
@@ -93,14 +99,16 @@ def divide(
         dtype: of the weights in the run, where the model has another one.
         lifted: layers that stay for a step because it moves them.
         kept: bytes that the rule keeps from step to step.
+        tokens: of the longest row that is wanted; 4,096 by default.
 
     Raises:
         ZeroBlockError: if it is too small, with the least that is enough.
     """
-    least = least_division(model, MIN_ROW_TOKENS, dtype=dtype, lifted=lifted, kept=kept)
+    longest = tokens or MAX_ROW_TOKENS
+    least = least_division(model, min(longest, MIN_ROW_TOKENS), dtype=dtype, lifted=lifted, kept=kept)
     spare = int(memory * (1 - SPARE)) - least.used + least.row
     size = _itemsize(model, dtype)
-    tokens = next((n for n in range(MAX_ROW_TOKENS, 0, -MIN_ROW_TOKENS) if _row(model, n, size) <= spare), 0)
+    tokens = next((n for n in range(longest, 0, -MIN_ROW_TOKENS) if _row(model, n, size) <= spare), 0)
     if not tokens:
         needed = least.used / (1 - SPARE) / 1e9
         raise ZeroBlockError(

@@ -54,7 +54,8 @@ def divided(config: Config, model: nn.Module) -> Division | None:
     kept = int(needs.get(config.method, 0))
     if config.memory is None:
         return least_division(model, config.max_tokens or GPU_MAX_TOKENS, dtype=dtype, lifted=lifted, kept=kept)
-    return divide(model, nbytes(config.memory), dtype=dtype, lifted=lifted, kept=kept)
+    memory = nbytes(config.memory)
+    return divide(model, memory, dtype=dtype, lifted=lifted, kept=kept, tokens=config.max_tokens)
 
 
 def shelved(config: Config, model: nn.Module, folder: Path, tell: Callable[[str], None]) -> int | None:

@@ -181,7 +181,7 @@ def prepare(
     longest -= virtual_tokens(model) + family.first_position(model)
     masked, seq2seq = family.masked(model), family.seq2seq(model) is not None
     encoder = task.encoder(tokenizer, min(config.max_length, longest), masked=masked, seq2seq=seq2seq)
-    engine = engine_of(config.replace(max_tokens=config.max_tokens or limit), model)
+    engine = engine_of(config.replace(max_tokens=limit or config.max_tokens), model)
     demonstrations = Demonstrations(rows.train, config.shots, config.data_seed)
     over = config.loss_over or "tokens"
     evaluator = Evaluator(engine, tokenizer, task, encoder, demonstrations, config.calibrate, over)
