@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from loop_toy import Kill, kept, settings
+from transformers import AutoConfig
 from typer.testing import CliRunner
 
 import zeroblock as zb
@@ -123,17 +124,23 @@ def test_memory_is_divided(llama: Path) -> None:
 
 
 def test_bench_stream(llama: Path, tmp_path: Path) -> None:
+    deep = AutoConfig.from_pretrained(llama, num_hidden_layers=6)  # more layers than buffers
+    deep.save_pretrained(tmp_path / "deep")
     rows = [{"context": [k + 3] * (k + 2), "options": [[5], [6, 7]], "label": k % 2} for k in range(6)]
     (tmp_path / "sst2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ["--model", str(llama), "--encoded", str(tmp_path), "--device", "cpu", "--dtype", "fp32", "--steps", "1"]
+    flags = ["--encoded", str(tmp_path), "--device", "cpu", "--dtype", "fp32", "--steps", "3"]
+    flags += ["--model", str(tmp_path / "deep")]
     shown = CliRunner().invoke(app, ["bench", "stream", *flags, "--batch-size", "2,4", "--json"])
     assert shown.exit_code == 0, shown.output
     found = [json.loads(line) for line in shown.stdout.splitlines()]
     assert [one["batch_size"] for one in found] == [2, 4]
     assert all(one["copy_ms"] > 0 and one["compute_ms"] > 0 for one in found)
+    assert all(one["copy_ms"] == pytest.approx(1e3 * one["bytes_in"] / one["bandwidth"], abs=0.01) for one in found)
     shown = CliRunner().invoke(app, ["bench", "stream", *flags, "--weights", "int4", "--max-tokens", "64", "--json"])
     assert shown.exit_code == 0, shown.output
-    assert json.loads(shown.stdout)["dtype"] == "int4"
+    small = json.loads(shown.stdout)
+    assert small["dtype"] == "int4"
+    assert 0 < small["bytes_in"] < found[0]["bytes_in"]
     for wrong in (["--offload", "disk"], ["--offload", "hots"], ["--method", "mezo_bdc"]):
         assert isinstance(CliRunner().invoke(app, ["bench", "stream", *flags, *wrong]).exception, ZeroBlockError)
 

@@ -176,6 +176,21 @@ def test_test_is_measured_once_with_the_weights_that_dev_selected(toys, monkeypa
     assert result["forwards"] == 2 * result["steps"] == result["points"][-1]["forwards"]
 
 
+def test_between_two_folds_only_the_end_is_measured(toys, monkeypatch):
+    """An estimate of the clock that is too late once must not end a fold that steps are still to follow."""
+    heat, _ = heat_of(toys, monkeypatch, evals=4, method="lozo", lr=1e-3)
+    assert heat.optimizer is not None
+    assert heat.optimizer.fold == 50
+    known, calls = heat._now, itertools.count()
+    monkeypatch.setattr(heat, "_now", lambda begin: known(begin) if next(calls) != 1 else heat.limit)
+    result = heat.run(tests=False)
+    assert heat.seconds >= heat.limit
+    *between, last = [heat._warm_up_steps + point["step"] for point in result["points"][1:]]
+    assert all(step % 50 == 0 for step in between)
+    assert last == heat.optimizer.steps
+    assert result["points"][-1]["step"] == result["steps"] > 1
+
+
 def test_without_a_learning_rate_the_steps_spend_the_budget_after_a_warm_up_that_moves_nothing(toys, monkeypatch):
     heat, _ = heat_of(toys, monkeypatch, method="mezo_bcd")
     assert heat.learner is not None

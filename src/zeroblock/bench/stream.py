@@ -1,6 +1,6 @@
 """A step on streamed weights beside its two bounds: copying the layers, and computing with them.
 
-    step ≥ max(bytes of the layers / bandwidth of a copy, the same step without its copies)
+    step ≥ max(bytes that are copied / bandwidth of a copy, the same step without its copies)
 
 The first does not depend on the batch, so the time per example falls as batches grow, until the second is
 longer.  Weights are random: only their shape matters to the time.
@@ -51,8 +51,8 @@ class StreamRow(Row):
         tokens: of a batch, packed.
         rows: passes over the layers per step.
         step_ms: median milliseconds per step.
-        copy_ms: the bound of the copies: every layer once per row.
-        compute_ms: median milliseconds of the same step without copies.
+        copy_ms: the bound of the copies: the bytes that come to the device, at the bandwidth.
+        compute_ms: median milliseconds of the same steps, on the same blocks, without copies.
         of_bound: the larger of both bounds divided by ``step_ms``.
         example_ms: milliseconds per example.
         bandwidth: bytes per second, from where a layer rests to the device.
@@ -169,7 +169,6 @@ def measure(
     model, shelf, division = shelved(name, dtype, device, offload, memory, weights=weights, tokens=tokens)
     rate = bandwidth(shelf)
     engine = Engine(model, max_tokens=None if division is None else division.tokens)
-    layers = sum(layer.layout.nbytes for layer in shelf.layers)
     vocabulary = models.config(name).vocab_size
     folded = {task: pool.folded(vocabulary) for task, pool in pools.items()}
     for (task, pool), size in itertools.product(folded.items(), batch_sizes):
@@ -178,15 +177,17 @@ def measure(
         batches = [pool.batch(step, size) for step in range(WARM_UP_STEPS + steps)]
         objectives = [engine.objective(one.encoded, one.labels, one.over) for one in batches]
         _times(optimizer, objectives[:WARM_UP_STEPS], device)
+        start = optimizer.state_dict()
         before = shelf.lane.bytes_in, shelf.lane.bytes_out
         step_ms = statistics.median(_times(optimizer, objectives[WARM_UP_STEPS:], device))
         copied = (shelf.lane.bytes_in - before[0]) // steps, (shelf.lane.bytes_out - before[1]) // steps
         gauge.read(0)
+        optimizer.load_state_dict(start)
         with shelf.lane.still():
             compute_ms = statistics.median(_times(optimizer, objectives[WARM_UP_STEPS:], device))
         shelf.refresh()  # buffers hold other layers than they say
         rows = statistics.fmean(len(one.rows) for one in objectives)
-        copy_ms = 1e3 * rows * layers / rate
+        copy_ms = 1e3 * copied[0] / rate
         yield StreamRow(
             model=name,
             task=task,

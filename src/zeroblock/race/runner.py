@@ -145,6 +145,7 @@ class Heat:
             for mark in marks:
                 if self.seconds < mark:  # a step may be longer than the time between two
                     self._train(mark)
+                if (self._whole or mark == marks[-1]) and self.steps not in self.measured:
                     self._measure()
         chosen = self._selected
         test: Evaluation | None = None
