@@ -1,9 +1,9 @@
 """Tables and a figure of the races of ``run.sh tasks``, all models in one file.
 
-    python results/lrfree/table.py OUT
+    python results/lrfree/table.py RACES [OUT]
 
-Reads ``OUT/NAME/TASK/runners.csv`` of every model NAME, and ``OUT/NAME-icl/runs.csv`` if it is there; writes
-``tasks.md``, ``tasks.csv`` and, with matplotlib, ``tasks.svg`` into OUT.
+Reads ``RACES/NAME/TASK/runners.csv`` of every model NAME, and ``RACES/NAME-icl/runs.csv`` if it is there; writes
+``tasks.md``, ``tasks.csv`` and, with matplotlib, ``tasks.svg`` into OUT, which is RACES by default.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from pathlib import Path
 
 from zeroblock.sweep.table import Mean
 
-DEFAULT, GRID = "mezo_bcd auto", "mezo_bcd"
+FREE, GRID = {"mezo_bcd auto": "MeZO-BCD, no lr", "fzoo_bcd auto": "FZOO-BCD, no lr"}, "mezo_bcd"
+"""Entrants without a learning rate, which are compared with the grid."""
 ROWS = {
     "zero-shot": "Zero-shot",
     "icl": "ICL, 8 shots",
-    "mezo": "MeZO, best of 4 lr",
-    "lozo": "LOZO, best of 4 lr",
-    GRID: "MeZO-BCD, best of 4 lr",
-    DEFAULT: "MeZO-BCD, no lr (the default)",
-    "ft": "Adam fine-tuning, best of 4 lr",
+    "mezo": "MeZO, hand-set lr",
+    "lozo": "LOZO, hand-set lr",
+    GRID: "MeZO-BCD, hand-set lr",
+    **FREE,
+    "ft": "Adam fine-tuning, hand-set lr",
 }
 TASKS = ("sst2", "rte", "cb", "boolq", "wsc", "wic", "multirc", "copa", "record", "squad", "drop")
 MODELS = ("smollm2", "gemma", "qwen")
@@ -60,10 +61,13 @@ def markdown(name: str, cells: Cells, rows: list[dict[str, str]]) -> list[str]:
     seeds = max(len(values) for row in cells.values() for values in row.values())
     minutes = sorted({float(row["minutes"]) for row in rows})
     shared = sorted({row["jobs"] for row in rows})
+    tried = {len(row["lrs_tried"].split()) for row in rows if row["entrant"] == GRID}
+    choice = "was not tuned" if tried == {1} else f"is the best of {' or '.join(map(str, sorted(tried)))} on dev"
     lines = [f"## {name}", ""]
     lines += [
         f"Test in percent, mean ± sample standard deviation over {seeds} seeds of data and noise; "
-        f"{' or '.join(f'{60 * one:g}' for one in minutes)} s of training per runner, {' or '.join(shared)} at a time.",
+        f"{' or '.join(f'{60 * one:g}' for one in minutes)} s of training per runner, {' or '.join(shared)} at a time. "
+        f"A hand-set lr {choice}.",
         "",
         "| | " + " | ".join(tasks) + " |",
         "|---|" + "---:|" * len(tasks),
@@ -71,19 +75,20 @@ def markdown(name: str, cells: Cells, rows: list[dict[str, str]]) -> list[str]:
     for key, label in ROWS.items():
         if key in cells:
             lines.append(f"| {label} | " + " | ".join(_percent(cells[key].get(task, [])) for task in tasks) + " |")
-    both = [task for task in tasks if cells[DEFAULT].get(task) and cells[GRID].get(task)]
-    ahead = {task: Mean.of(cells[DEFAULT][task]).value - Mean.of(cells[GRID][task]).value for task in both}
-    if both:
-        most = [task for task in both if ahead[task] >= 0]
-        near = [task for task in both if -WITHIN <= ahead[task] < 0]
-        lost = sum(any(math.isnan(value) for value in cells[DEFAULT][task]) for task in both)
-        lines += [
-            "",
-            f"Without lr at least as good as the best of four lr on {len(most)} of {len(both)} tasks, within a point "
-            f"on {len(near)} more; {lost} tasks have a run that diverged.",
-        ]
-        worse = [task for task in both if ahead[task] < -WITHIN]
-        lines += [f"Behind by more: {', '.join(f'{task} ({100 * ahead[task]:.1f})' for task in worse)}."] * bool(worse)
+    for key, label in FREE.items():
+        both = [task for task in tasks if cells[key].get(task) and cells[GRID].get(task)]
+        ahead = {task: Mean.of(cells[key][task]).value - Mean.of(cells[GRID][task]).value for task in both}
+        if both:
+            most = [task for task in both if ahead[task] >= 0]
+            near = [task for task in both if -WITHIN <= ahead[task] < 0]
+            lost = sum(any(math.isnan(value) for value in cells[key][task]) for task in both)
+            worse = [f"{task} ({100 * ahead[task]:.1f})" for task in both if ahead[task] < -WITHIN]
+            behind = f"; behind by more on {', '.join(worse)}" if worse else ""
+            lines += [
+                "",
+                f"{label}: at least as good as MeZO-BCD with a hand-set lr on {len(most)} of {len(both)} tasks, "
+                f"within a point on {len(near)} more{behind}. {lost or 'No'} run{'s' * (lost != 1)} diverged.",
+            ]
     return [*lines, ""]
 
 
@@ -94,7 +99,7 @@ def draw(path: Path, found: dict[str, Cells]) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    marks = {"zero-shot": "_", "mezo": "s", "lozo": "^", GRID: "o", DEFAULT: "D", "ft": "*"}
+    marks = {"zero-shot": "_", "mezo": "s", "lozo": "^", GRID: "o", **dict.fromkeys(FREE, "D"), "ft": "*"}
     figure, panels = plt.subplots(len(found), 1, figsize=(8, 2.6 * len(found)), squeeze=False)
     for panel, (name, cells) in zip(panels[:, 0], found.items(), strict=True):
         tasks = [task for task in TASKS if any(task in row for row in cells.values())]
@@ -112,14 +117,14 @@ def draw(path: Path, found: dict[str, Cells]) -> None:
 
 
 def main() -> None:
-    out = Path(sys.argv[1])
-    lines, rows, found = ["# Without a learning rate, beside the best of four", ""], [], {}
-    for folder in sorted(one for one in out.iterdir() if one.name in MODELS and list(one.glob("*/runners.csv"))):
+    races, out = Path(sys.argv[1]), Path(sys.argv[-1])
+    lines, rows, found = ["# Without a learning rate, beside a hand-set one", ""], [], {}
+    for folder in sorted(one for one in races.iterdir() if one.name in MODELS and list(one.glob("*/runners.csv"))):
         found[folder.name], mine = read(folder)
         lines += markdown(folder.name, found[folder.name], mine)
         rows += mine
     if not rows:
-        sys.exit(f"{out} holds no races: results/lrfree/run.sh tasks makes them")
+        sys.exit(f"{races} holds no races: results/lrfree/run.sh tasks makes them")
     (out / "tasks.md").write_text("\n".join(lines), encoding="utf-8")
     with (out / "tasks.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))

@@ -71,6 +71,9 @@ def main() -> None:
         for task in TASKS
         if (args.rows / model / task / "race.json").is_file()
     }
+    for path in sorted(args.rows.glob("*/*/race.json")):
+        if (path.parts[-3], path.parts[-2]) not in courses:  # those of other tasks have tables of their own only
+            table.write(Course.open(path.parent))
     page = args.docs / "race.md"
     text = page.read_text(encoding="utf-8")
     text = filled(text, "standings", standings(courses, args.docs))
@@ -164,7 +167,7 @@ def beside(mine: Sequence[Score], other: Sequence[Score]) -> tuple[str, str]:
 
 def commands(courses: dict[tuple[str, str], Course]) -> list[str]:
     """The commands that made the races, each once."""
-    found = dict.fromkeys(course.command for course in courses.values())
+    found = dict.fromkeys(line for course in courses.values() for line in course.command.splitlines())
     return ["```", *found, "```"] if found else []
 
 

@@ -108,6 +108,8 @@ def test_a_race_from_the_tries_to_the_page_and_one_more_entrant(toys, tmp_path, 
         "sst2-run-ft-lr1e-4-seed0"
     ]
     assert {row["entrant"] for row in rows(out / "runners.csv")} == {"zero-shot", "mezo", "mezo auto", "ft"}
+    commands = json.loads((out / "race.json").read_text())["command"].splitlines()
+    assert ["--methods ft" in line for line in commands] == [False, True]
     assert "no figure" in more.stderr
     monkeypatch.delitem(sys.modules, "matplotlib")
     if drawing is not None:

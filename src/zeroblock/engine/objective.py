@@ -110,7 +110,7 @@ class BatchObjective(Objective):
             self._active,
             functools.partial(self._reserved, len(row.tokens), len(row.keep)),
             self.forward.device,
-            at_once(len(row.tokens)),
+            at_once(len(row.tokens), self.forward.pass_tokens),
             self.weight,
         )
 
@@ -152,7 +152,7 @@ class BatchObjective(Objective):
         sums, tokens = [], []
         for row, labels in self._placed:
             tokens_each = POINT_TOKENS if self.forward.spread else row.tokens.numel()  # as many passes on all processes
-            some = [points] if tape is not None else passes(points, tokens_each)
+            some = [points] if tape is not None else passes(points, tokens_each, self.forward.pass_tokens)
             totals = torch.cat([self.forward.totals(row, part, tape=tape) for part in some])
             if self._by_token:
                 sums.append(-totals.sum(-1))
@@ -182,7 +182,7 @@ class BatchObjective(Objective):
         return [(row.to(device), _sent(labels, device)) for row, labels in self.rows]
 
 
-def passes(points: Sequence[Point], tokens: int) -> list[Sequence[Point]]:
+def passes(points: Sequence[Point], tokens: int, limit: int | None = None) -> list[Sequence[Point]]:
     """Points by the pass that they run in, as many together as memory allows; both sides of a direction stay together.
 
     Every pass runs the modules before the block again.
@@ -190,14 +190,21 @@ def passes(points: Sequence[Point], tokens: int) -> list[Sequence[Point]]:
     Args:
         points: all of a step.
         tokens: of the row that will run.
+        limit: most tokens of a pass, all points together, where the memory for rows is limited.
     """
-    most = at_once(tokens)
+    most = at_once(tokens, limit)
     return [points[a : a + most] for a in range(0, len(points), most)] or [points]
 
 
-def at_once(tokens: int) -> int:
-    """How many points of a row of so many tokens run in one pass: two at least, and an even number."""
-    return 2 * max(1, POINT_TOKENS // (2 * max(1, tokens)))
+def at_once(tokens: int, limit: int | None = None) -> int:
+    """How many points of a row of so many tokens run in one pass: two at least, and an even number.
+
+    Args:
+        tokens: of the row.
+        limit: see :func:`passes`.
+    """
+    most = POINT_TOKENS if limit is None else min(limit, POINT_TOKENS)
+    return 2 * max(1, most // (2 * max(1, tokens)))
 
 
 def _sent(x: Tensor, device: torch.device) -> Tensor:

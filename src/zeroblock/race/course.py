@@ -30,7 +30,7 @@ class Course:
     Args:
         race: what is raced.
         folder: where it is.
-        command: that makes it.
+        command: that makes it; a folder keeps those of all its entrants, one per line.
     """
 
     def __init__(self, race: Race, folder: Path, command: str = "") -> None:
@@ -169,6 +169,7 @@ class Course:
                     f"({other.lrs}, {other.fields}): give another --out"
                 )
         seeds = max(there.seeds, race.seeds)
+        self.command = "\n".join(dict.fromkeys([*str(state["command"]).splitlines(), *self.command.splitlines()]))
         return dataclasses.replace(race, entrants=tuple(entrants.values()), seeds=seeds)
 
     def _read(self) -> None:

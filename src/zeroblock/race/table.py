@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +41,7 @@ class Standing:
         evaluating: seconds of evaluation per runner.
         to_seconds: seconds of training until dev loss was as low as the yardstick's best with the same seed.
         to_forwards: forward passes until then.
-        loss_at_passes: dev loss after as many forward passes as every entrant took.
+        loss_at_passes: dev loss after as many forward passes as half of the entrants took.
         passes: that number.
     """
 
@@ -67,7 +69,8 @@ def standings(scores: Mapping[str, Sequence[Score]]) -> list[Standing]:
     ran = {name: some for name, some in scores.items() if some}
     trained = [some for some in ran.values() if some[0].steps]
     marks = {one.seed: one.best.loss for one in trained[0]} if trained else {}
-    passes = min((one.forwards for some in trained for one in some), default=0)
+    fewest = [min(one.forwards for one in some) for some in trained]
+    passes = statistics.median_low(fewest) if fewest else 0  # an entrant with slow steps must not decide for all
     found = [_standing(name, some, marks, passes) for name, some in ran.items()]
     return sorted(found, key=lambda one: -math.inf if math.isnan(one.test.value) else one.test.value, reverse=True)
 
@@ -141,7 +144,7 @@ def markdown(course: Course, figure: str = "race.svg") -> str:
         course: the race so far.
         figure: where to find it.
     """
-    lines = [f"# {title(course)}", "", f"    {shown(course.command, 2000)}", ""]
+    lines = [f"# {title(course)}", "", *(f"    {shown(line, 2000)}" for line in course.command.splitlines()), ""]
     lines += [*rules(course), "", *standings_table(course)]
     lines += ["", f"![dev against seconds and against forward passes]({figure})"]
     if found := notes(course):
@@ -196,7 +199,13 @@ def rules(course: Course) -> list[str]:
 def notes(course: Course) -> list[str]:
     """What failed, what trained for too long, and what is still to run."""
     race, scores = course.race, course.scores
-    found = [f"{name} failed: {shown(why, 2000)}" for name, why in course.failed.items()]
+    reasons: dict[str, list[str]] = {}
+    for name, why in course.failed.items():  # heats often fail for one reason, each with its own numbers
+        reasons.setdefault(re.sub(r"\d+", "", why), []).append(name)
+    found = []
+    for first, *others in reasons.values():
+        more = f" (and {len(others)} more)" if others else ""
+        found.append(f"{first}{more} failed: {shown(course.failed[first], 2000)}")
     found += [
         f"{one.entrant}, seed {one.seed}: trained for {one.seconds:.1f} s, not {race.seconds:g} s"
         for group in scores.values()
