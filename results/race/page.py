@@ -9,6 +9,7 @@ marks in the page is replaced, and the figures go to docs/images.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
 import re
@@ -76,6 +77,7 @@ def main() -> None:
             table.write(Course.open(path.parent))
     page = args.docs / "race.md"
     text = page.read_text(encoding="utf-8")
+    text = filled(text, "tasks", tasks(args.rows))
     text = filled(text, "standings", standings(courses, args.docs))
     text = filled(text, "claims", claims(courses))
     text = filled(text, "commands", commands(courses))
@@ -92,6 +94,20 @@ def filled(text: str, name: str, lines: Sequence[str]) -> str:
         raise SystemExit(f"docs/race.md has no {begin} … {end}")
     body = "\n".join([begin, "", *lines, "", end]) if lines else f"{begin}\n{end}"
     return pattern.sub(lambda _: body, text)
+
+
+def tasks(rows: Path) -> list[str]:
+    """The table of all tasks of SmolLM2, as results/lrfree/table.py makes it."""
+    spec = importlib.util.spec_from_file_location("lrfree_table", HERE.parent / "lrfree" / "table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    lrfree = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lrfree)
+    if not list((rows / "smollm2").glob("*/runners.csv")):
+        return []
+    cells, found = lrfree.read(rows / "smollm2")
+    lines: list[str] = lrfree.markdown("smollm2", cells, found)
+    return lines[2:-1]  # without its heading
 
 
 def standings(courses: dict[tuple[str, str], Course], docs: Path) -> list[str]:

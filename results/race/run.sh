@@ -1,87 +1,72 @@
 #!/usr/bin/env bash
-# The races of docs/race.md. Every race continues where it was stopped; the most telling runners come first.
+# The races of docs/race.md. A race continues where it was stopped; the most telling runners come first.
 #
 #     MODEL=models/SmolLM2-135M DATA=data OUT=runs/race bash results/race/run.sh smollm2
 #     QWEN=models/Qwen2.5-1.5B DATA=data OUT=runs/race bash results/race/run.sh qwen
-#     TOKENIZER=models/SmolLM2-135M DATA=data OUT=runs/race bash results/race/run.sh steps
+#     DATA=data OUT=runs/race bash results/race/run.sh steps
 #     bash results/race/run.sh plan         say what would be run, and how long it takes
 #
-# MODEL, QWEN  folders of the models, as from_pretrained reads them
-# DATA         a folder of TASK/train.jsonl and TASK/validation.jsonl
-# RUNNER_S, QWEN_RUNNER_S   seconds of training per runner
-# TOTAL_S, QWEN_TOTAL_S     seconds after which no runner begins; STEPS_TOTAL_S the same for the step times
-# JOBS, QWEN_JOBS           runners at a time
+# MODEL, QWEN      folders of the models, as from_pretrained reads them
+# DATA             a folder of TASK/train.jsonl and TASK/validation.jsonl
+# RUNNER_S, JOBS   seconds of training per runner, and runners at a time, on SmolLM2; QWEN_RUNNER_S, QWEN_JOBS on Qwen
+# RACE_S           seconds after which a command begins no more runners
+# STEPS_MODEL      the shape whose steps are timed
 set -uo pipefail
 PYTHON=${PYTHON:-python3}
 MODEL=${MODEL:-models/SmolLM2-135M}
 QWEN=${QWEN:-models/Qwen2.5-1.5B}
 DATA=${DATA:-data}
 OUT=${OUT:-runs/race}
-RUNNER_S=${RUNNER_S:-4}
-QWEN_RUNNER_S=${QWEN_RUNNER_S:-5}
-TOTAL_S=${TOTAL_S:-270}
-QWEN_TOTAL_S=${QWEN_TOTAL_S:-150}
-STEPS_TOTAL_S=${STEPS_TOTAL_S:-90}
-STEPS_SECONDS=${STEPS_SECONDS:-1.2}
+RUNNER_S=${RUNNER_S:-10}
+QWEN_RUNNER_S=${QWEN_RUNNER_S:-24}
+JOBS=${JOBS:-12}
+QWEN_JOBS=${QWEN_JOBS:-6}
+RACE_S=${RACE_S:-400}
 STEPS_MODEL=${STEPS_MODEL:-opt-13b}
-TOKENIZER=${TOKENIZER:-$MODEL}
-JOBS=${JOBS:-4}
-QWEN_JOBS=${QWEN_JOBS:-3}
-SEEDS=${SEEDS:-3}
-START_S=${START_S:-20} # a race with less time left does not begin
-COMMON=${COMMON:---dev 100 --test 300}
-GENERATING=${GENERATING:---dev 100 --test 64}
 DRY=""
 
-export TOKENIZERS_PARALLELISM=false
-minutes() { awk "BEGIN { printf \"%.9f\", ($1) / 60 }"; }
+export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+minutes() { awk "BEGIN { printf \"%.10f\", ($1) / 60 }"; }
+OPTIONS="--dev 200 --test 600"
+GENERATING="--dev 50 --test 100"
 
-# race OUT TOTAL_S RUNNER_S JOBS MODEL TASKS METHODS OPTIONS...
-race() {
-    local out=$1 total=$2 runner=$3 jobs=$4 model=$5 tasks=$6 methods=$7
-    shift 7
-    if [ -z "$DRY" ] && [ "$total" -le "$((${runner%.*} + START_S))" ]; then
-        echo "no time left for $tasks: $methods"
-        return
-    fi
-    "$PYTHON" -m zeroblock race --model "$model" --task "$tasks" --data "$DATA" --methods "$methods" "$@" \
-        --max-minutes "$(minutes "$runner")" --seeds "$SEEDS" --evals 4 --try-share 0.5 --jobs "$jobs" --out "$out" \
-        --total-minutes "$(minutes "$total")" $DRY
+race() { # MODEL RUNNER_S JOBS OPTION...
+    local model=$1 runner=$2 jobs=$3
+    shift 3
+    "$PYTHON" -m zeroblock race --model "$model" --data "$DATA" --max-minutes "$(minutes "$runner")" --jobs "$jobs" \
+        --seeds 3 --evals 4 --total-minutes "$(minutes "$RACE_S")" "$@" $DRY
 }
 
-# Two learning rates per method, and auto beside them. Where they come from: docs/race.md.
-MEZO=(--lr mezo=1e-5,3e-5)
-BCD=(--lr mezo_bcd=3e-4,1e-3)
-LOZO=(--lr lozo=1e-5,3e-5)
-
+# Four learning rates per method, half a decade apart, around what works; auto beside them. docs/race.md says why these.
 smollm2() {
-    SECONDS=0
     local out=$OUT/smollm2
-    race "$out" "$TOTAL_S" "$RUNNER_S" "$JOBS" "$MODEL" sst2,rte \
-        zero-shot,mezo,mezo_bcd,lozo,fzoo_bcd,hizoo,ft --lr auto "${MEZO[@]}" "${BCD[@]}" "${LOZO[@]}" \
-        --lr fzoo_bcd=3e-3,1e-2 --lr hizoo=1e-5,3e-5 --lr ft=3e-5,1e-4 $COMMON
-    race "$out/squad" "$((TOTAL_S - SECONDS))" "$RUNNER_S" "$JOBS" "$MODEL" squad \
-        zero-shot,mezo,mezo_bcd --lr auto "${MEZO[@]}" "${BCD[@]}" $GENERATING
-    race "$out/sst2" "$((TOTAL_S - SECONDS))" "$RUNNER_S" "$JOBS" "$MODEL" sst2 \
-        conmezo,subzero,mezo_bcd_adam,zo_muon,lezo --lr auto --lr conmezo=1e-5,3e-5 --lr subzero=1e-5,3e-5 \
-        --lr mezo_bcd_adam=3e-4,1e-3 --lr zo_muon=1e-2,3e-2 --lr lezo=3e-5,1e-4 $COMMON
-    race "$out/boolq" "$((TOTAL_S - SECONDS))" "$RUNNER_S" "$JOBS" "$MODEL" boolq \
-        zero-shot,mezo,mezo_bcd,lozo --lr auto "${MEZO[@]}" "${BCD[@]}" "${LOZO[@]}" $COMMON
-    race "$out/sst2" "$((TOTAL_S - SECONDS))" "$RUNNER_S" "$JOBS" "$MODEL" sst2 \
-        fzoo,eggroll,mezo_greedy,adamezo,mezo_svrg --lr auto --lr fzoo=1e-3,3e-3 --lr eggroll=1e-3,3e-3 \
-        --lr mezo_greedy=1e-5,3e-5 --lr adamezo=1e-4,3e-4 --lr mezo_svrg=1e-5,3e-5 $COMMON
+    local blocks=(--lr mezo_bcd=auto,1e-4,3e-4,1e-3,3e-3 --lr fzoo_bcd=auto)
+    local others=(--lr mezo=auto,3e-6,1e-5,3e-5,1e-4 --lr lozo=auto,1e-6,3e-6,1e-5,3e-5 --lr ft=1e-5,3e-5,1e-4,3e-4)
+    local here=("$MODEL" "$RUNNER_S" "$JOBS")
+    race "${here[@]}" $OPTIONS --task sst2,rte,boolq,wic,copa,cb,wsc,multirc,record \
+        --methods mezo_bcd,zero-shot,fzoo_bcd "${blocks[@]}" --out "$out"
+    race "${here[@]}" $GENERATING --task squad,drop --methods mezo_bcd,zero-shot,fzoo_bcd "${blocks[@]}" --out "$out"
+    race "${here[@]}" $OPTIONS --task sst2,rte,boolq --methods mezo,lozo,ft,fzoo_bcd,economical=mezo_bcd \
+        --set economical.schedule=economical "${others[@]}" --lr fzoo_bcd=1e-3,3e-3,1e-2,3e-2 --lr economical=auto \
+        --out "$out"
+    race "${here[@]}" $OPTIONS --task sst2 --lr auto --out "$out/sst2" --methods \
+        mezo_bcd_adam,eggroll,subzero,zo_muon,hizoo,conmezo,adamezo,mezo_svrg,mezo_greedy,lezo,sparse_mezo,fzoo
+    race "${here[@]}" $GENERATING --task squad --methods mezo,lozo,ft "${others[@]}" --out "$out/squad"
 }
 
 qwen() {
-    race "$OUT/qwen" "$QWEN_TOTAL_S" "$QWEN_RUNNER_S" "$QWEN_JOBS" "$QWEN" sst2,rte \
-        zero-shot,mezo,mezo_bcd,fzoo_bcd,lozo --lr auto --lr mezo=3e-7,6e-7 --lr mezo_bcd=1e-5,2e-5 \
-        --lr fzoo_bcd=3e-4,1e-3 --lr lozo=3e-7,6e-7 $COMMON
+    local out=$OUT/qwen
+    local rates=(--lr mezo_bcd=auto,3e-6,1e-5,3e-5,1e-4 --lr fzoo_bcd=auto)
+    local here=("$QWEN" "$QWEN_RUNNER_S" "$QWEN_JOBS")
+    race "${here[@]}" $OPTIONS --task sst2,rte,boolq,copa --methods mezo_bcd,zero-shot,fzoo_bcd,mezo "${rates[@]}" \
+        --lr mezo=auto,1e-7,3e-7,1e-6,3e-6 --out "$out"
+    race "${here[@]}" $GENERATING --task squad --methods mezo_bcd,zero-shot,fzoo_bcd "${rates[@]}" --out "$out/squad"
 }
 
 steps() {
     mkdir -p "$OUT"
-    "$PYTHON" -m zeroblock bench methods --model "$STEPS_MODEL" --task sst2 --data "$DATA" --tokenizer "$TOKENIZER" \
-        --seconds "$STEPS_SECONDS" --total-seconds "$STEPS_TOTAL_S" --csv "$OUT/steps.csv"
+    "$PYTHON" -m zeroblock bench methods --model "$STEPS_MODEL" --task sst2 --data "$DATA" --tokenizer "$MODEL" \
+        --seconds 0.6 --csv "$OUT/steps.csv"
 }
 
 case "${1:-}" in
