@@ -17,6 +17,7 @@ import transformers
 from trainer_toy import WORDS, Batch, Collator, arguments, model, rows, same_weights, trainer
 
 import zeroblock as zb
+from zeroblock.budget import Budget
 from zeroblock.journal import read
 from zeroblock.quantise import store_
 
@@ -291,6 +292,27 @@ def test_without_a_learning_rate_steps_find_their_own(tmp_path: Path) -> None:
     by_option.train()
     assert by_argument.zero_order.subspace.relative
     assert same_weights(by_argument.model, by_option.model)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "falls"), [("linear", "linear"), ("cosine", "cosine"), ("polynomial", "constant")]
+)
+def test_without_a_learning_rate_the_length_of_the_run_decides_the_steps(
+    tmp_path: Path, scheduler: str, falls: str
+) -> None:
+    args = {"learning_rate": None, "max_steps": 6, "lr_scheduler_type": scheduler}
+    args |= {"save_strategy": "steps", "save_steps": 3}
+    run, again = trainer(tmp_path / "one", args=args), trainer(tmp_path / "two", args=args)
+    rates: list[float] = []
+    run.create_optimizer()
+    run.zero_order.register_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.lr))
+    run.train()
+    budget = Budget.of(run.zero_order)
+    assert rates[0] == budget.rate(6, falls) > budget.constant
+    assert rates == sorted(rates, reverse=True)
+    assert sum(lr * lr for lr in rates[1:]) <= budget.displacement**2 * budget.blocks
+    again.train(resume_from_checkpoint=str(tmp_path / "one" / "checkpoint-3"))
+    assert same_weights(run.model, again.model)
 
 
 def test_routes_that_cannot_work_name_the_one_that_does(tmp_path: Path) -> None:

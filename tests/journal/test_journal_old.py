@@ -15,6 +15,9 @@ from zeroblock.journal import format, header, read, replay
 
 pytestmark = pytest.mark.filterwarnings("ignore::zeroblock.ZeroBlockWarning")  # one step of each run is not finite
 EXPECTED: dict[str, str] = json.loads(HASHES.read_text())
+NUMBERS: dict[str, list[float]] = json.loads(FOLDER.joinpath("numbers.json").read_text())
+"""The weights of journals whose replay multiplies matrices or takes roots with torch: their last bits depend on the
+processor.  These are of an Intel one, the digests of an AMD one."""
 
 
 def base(name: str) -> torch.nn.Module:
@@ -36,7 +39,11 @@ def test_the_weights_come_out_as_they_did(name: str) -> None:
     optimizer = contents.header.rebuild(model)
     replay(optimizer, contents.records)
     optimizer.settle()
-    assert digest(model) == EXPECTED[name]
+    if name in NUMBERS and digest(model) != EXPECTED[name]:
+        weights = torch.cat([param.detach().flatten() for param in model.parameters()])
+        torch.testing.assert_close(weights, torch.tensor(NUMBERS[name]), rtol=1e-5, atol=1e-6)
+    else:
+        assert digest(model) == EXPECTED[name]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "export"])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .. import method as methods
 from .. import model as models
+from ..budget import MEAN_SQUARE, Budget
 from ..errors import ZeroBlockError
 from ..journal.format import locate
 from ..optimizer import ZeroOrder
@@ -60,6 +61,7 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
 
     args: Any
     optimizer: Any
+    lr_scheduler: Any
 
     def __init__(
         self,
@@ -73,6 +75,8 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         self.ledger: Ledger | None = None
         self._method, self._method_kwargs = method, dict(method_kwargs or {})
         self._save_weights = save_weights
+        self._finds_lr = False
+        """Whether the steps' size is left to us, in units of the weights."""
         self._checkpoint: Path | None = None
         """The checkpoint that this call of ``train`` resumes from."""
         with argument.forward_only(kwargs.get("model", args[0] if args else None)):
@@ -120,6 +124,14 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         self.ledger.begin()
         return self.optimizer
 
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Build the Trainer's scheduler; where nobody gave a learning rate, it starts from one that fits the run."""
+        if self._finds_lr and self.lr_scheduler is None:
+            falls = str(getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type))
+            falls = falls if falls in MEAN_SQUARE else "constant"  # others fall, too, and leave some of the budget
+            self.zero_order.lr = Budget.of(self.zero_order).rate(num_training_steps, falls)
+        return super().create_scheduler(num_training_steps, optimizer)
+
     def _built(self) -> ZeroOrder:
         given, options = self._method, dict(self._method_kwargs)
         if isinstance(given, ZeroOrder):
@@ -131,6 +143,7 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
             common = {"seed": self.args.seed, "weight_decay": self.args.weight_decay}
             lr = options.pop("lr", self.args.learning_rate)
             optimizer = factory(self.model, lr, **{**common, **options})
+            self._finds_lr = lr is None and optimizer.subspace.relative and optimizer.length is None
         if optimizer.model is not self.model:
             raise ZeroBlockError(
                 f"the optimizer was built on another {type(optimizer.model).__name__} than the Trainer's: give its "
