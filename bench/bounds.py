@@ -15,20 +15,20 @@ from zeroblock.bench.row import read
 from zeroblock.bench.stream import StreamRow
 
 ROOT = Path(__file__).parents[1]
-MODEL, TASK, MIN_SIZES = "opt-13b", "sst2", 3
+WHAT, MIN_SIZES = ("opt-13b", "sst2", "mezo_bcd", "float16"), 3
 COLOURS = {"step": "#009E73", "copies": "#0072B2", "products": "#D55E00"}
 """Okabe and Ito's, which people with any common colour blindness can tell apart."""
 
 
 def sizes(path: Path) -> list[StreamRow]:
     """The rows of the memory that was measured at the most batch sizes, smallest batch first."""
-    rows = [row for row in read(path, StreamRow) if (row.model, row.task) == (MODEL, TASK)]
-    by_memory: dict[int | None, dict[int, StreamRow]] = {}
-    for row in rows:
+    rows = [row for row in read(path, StreamRow) if (row.model, row.task, row.method, row.dtype) == WHAT]
+    by_memory: dict[int, dict[int, StreamRow]] = {}
+    for row in (row for row in rows if row.memory_bytes is not None):
         by_memory.setdefault(row.memory_bytes, {})[row.batch_size] = row
     found = max(by_memory.values(), key=len, default={})
     if len(found) < MIN_SIZES:
-        raise SystemExit(f"{path} has no {MODEL} on {TASK} at {MIN_SIZES} batch sizes: zeroblock bench stream")
+        raise SystemExit(f"{path} has no {WHAT[0]} on {WHAT[1]} at {MIN_SIZES} batch sizes: zeroblock bench stream")
     return [found[size] for size in sorted(found)]
 
 
@@ -59,7 +59,8 @@ def main() -> None:
         axes.set_xticks(x, [f"{row.batch_size:,}\n{row.tokens:,} tokens" for row in rows])
         axes.minorticks_off()
         axes.yaxis.set_major_formatter(lambda ms, _: f"{ms:g}")
-        axes.set_title(f"OPT-13B streamed into {rows[0].memory_bytes / 1e9:.0f} GB of an H200, {TASK}", loc="left")
+        memory = (rows[0].memory_bytes or 0) / 1e9
+        axes.set_title(f"OPT-13B streamed into {memory:.0f} GB of an {rows[0].machine}, {WHAT[1]}", loc="left")
         axes.legend(frameon=False)
         figure.savefig(args.out, metadata={"Date": None})
         print(args.out)

@@ -30,6 +30,8 @@ ROWS = {
 }
 TASKS = ("sst2", "rte", "cb", "boolq", "wsc", "wic", "multirc", "copa", "record", "squad", "drop")
 MODELS = ("smollm2", "gemma", "qwen")
+LOST = 1.25
+"""A run that ends with more than this times the dev loss before training, or with none, diverged."""
 WITHIN = 0.01
 """A default that is at most so far below the best hand-set learning rate counts as within a point of it."""
 
@@ -55,14 +57,28 @@ def read(folder: Path) -> tuple[Cells, list[dict[str, str]]]:
     return cells, rows
 
 
-def markdown(name: str, cells: Cells, rows: list[dict[str, str]]) -> list[str]:
-    """The table of a model, and how the default did beside the grid."""
+def ends_of(folder: Path) -> dict[str, list[float]]:
+    """The last dev loss of every runner of a model, divided by the one before training, by entrant."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for path in sorted(folder.glob("*/race.csv")):
+        losses: dict[tuple[str, str], list[float]] = defaultdict(list)
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                losses[row["entrant"], row["seed"]].append(float(row["dev_loss"] or "nan"))
+        for (entrant, _), values in losses.items():
+            found[entrant].append(values[-1] / values[0])
+    return found
+
+
+def markdown(folder: Path, cells: Cells, rows: list[dict[str, str]]) -> list[str]:
+    """The table of a model, and how entrants without a learning rate did beside the grid."""
+    name, ends = folder.name, ends_of(folder)
     tasks = [task for task in TASKS if any(task in row for row in cells.values())]
     seeds = max(len(values) for row in cells.values() for values in row.values())
     minutes = sorted({float(row["minutes"]) for row in rows})
     shared = sorted({row["jobs"] for row in rows})
     tried = {len(row["lrs_tried"].split()) for row in rows if row["entrant"] == GRID}
-    choice = "was not tuned" if tried == {1} else f"is the best of {' or '.join(map(str, sorted(tried)))} on dev"
+    choice = "was not tuned" if tried <= {1} else f"is the best of {' or '.join(map(str, sorted(tried)))} on dev"
     lines = [f"## {name}", ""]
     lines += [
         f"Test in percent, mean ± sample standard deviation over {seeds} seeds of data and noise; "
@@ -81,13 +97,14 @@ def markdown(name: str, cells: Cells, rows: list[dict[str, str]]) -> list[str]:
         if both:
             most = [task for task in both if ahead[task] >= 0]
             near = [task for task in both if -WITHIN <= ahead[task] < 0]
-            lost = sum(any(math.isnan(value) for value in cells[key][task]) for task in both)
-            worse = [f"{task} ({100 * ahead[task]:.1f})" for task in both if ahead[task] < -WITHIN]
+            worse = [f"{task} ({100 * ahead[task]:.1f})" for task in both if task not in (*most, *near)]
             behind = f"; behind by more on {', '.join(worse)}" if worse else ""
+            lost, own = (sum(math.isnan(one) or one > LOST for one in ends[who]) for who in (key, GRID))
             lines += [
                 "",
                 f"{label}: at least as good as MeZO-BCD with a hand-set lr on {len(most)} of {len(both)} tasks, "
-                f"within a point on {len(near)} more{behind}. {lost or 'No'} run{'s' * (lost != 1)} diverged.",
+                f"within a point on {len(near)} more{behind}. Of its {len(ends[key])} runs {lost} diverged, of those "
+                f"with a hand-set lr {own}.",
             ]
     return [*lines, ""]
 
@@ -121,10 +138,11 @@ def main() -> None:
     lines, rows, found = ["# Without a learning rate, beside a hand-set one", ""], [], {}
     for folder in sorted(one for one in races.iterdir() if one.name in MODELS and list(one.glob("*/runners.csv"))):
         found[folder.name], mine = read(folder)
-        lines += markdown(folder.name, found[folder.name], mine)
+        lines += markdown(folder, found[folder.name], mine)
         rows += mine
     if not rows:
         sys.exit(f"{races} holds no races: results/lrfree/run.sh tasks makes them")
+    out.mkdir(parents=True, exist_ok=True)
     (out / "tasks.md").write_text("\n".join(lines), encoding="utf-8")
     with (out / "tasks.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))

@@ -74,11 +74,11 @@ def main() -> None:
     }
     for path in sorted(args.rows.glob("*/*/race.json")):
         if (path.parts[-3], path.parts[-2]) not in courses:  # those of other tasks have tables of their own only
-            table.write(Course.open(path.parent))
+            table.write(Course.open(path.parent), figure="")
     page = args.docs / "race.md"
     text = page.read_text(encoding="utf-8")
-    text = filled(text, "tasks", tasks(args.rows))
     text = filled(text, "standings", standings(courses, args.docs))
+    text = filled(text, "tasks", tasks(args.rows))
     text = filled(text, "claims", claims(courses))
     text = filled(text, "commands", commands(courses))
     text = filled(text, "steps", steps(args.rows / "steps.csv"))
@@ -106,7 +106,7 @@ def tasks(rows: Path) -> list[str]:
     if not list((rows / "smollm2").glob("*/runners.csv")):
         return []
     cells, found = lrfree.read(rows / "smollm2")
-    lines: list[str] = lrfree.markdown("smollm2", cells, found)
+    lines: list[str] = lrfree.markdown(rows / "smollm2", cells, found)
     return lines[2:-1]  # without its heading
 
 

@@ -66,7 +66,7 @@ qwen() {
 steps() {
     mkdir -p "$OUT"
     "$PYTHON" -m zeroblock bench methods --model "$STEPS_MODEL" --task sst2 --data "$DATA" --tokenizer "$MODEL" \
-        --seconds 0.6 --csv "$OUT/steps.csv"
+        --seconds 0.6 --total-seconds "$RACE_S" --csv "$OUT/steps.csv"
 }
 
 case "${1:-}" in

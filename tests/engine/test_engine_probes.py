@@ -9,9 +9,12 @@ import pytest
 import torch
 from decoder import BATCH, LABELS, decoder
 
+import seq2seq_toy
 import zeroblock as zb
 from zeroblock.basis import OuterProduct
 from zeroblock.engine import Engine
+from zeroblock.engine.pair import Pairs
+from zeroblock.offload.shelf import Shelf
 from zeroblock.run import host
 from zeroblock.step import Called
 from zeroblock.turn import Turn
@@ -61,23 +64,35 @@ def test_probes_share_the_prefix_and_are_split_where_rows_get_long(llama, method
             hook.remove()
 
 
-def test_a_limit_on_rows_limits_the_points_of_a_pass(llama) -> None:
-    """The memory that ``--memory`` sets aside for a row is for two points; nine of them must not take more."""
-    model, free = llama
-    tokens = len(free.objective(BATCH, LABELS).rows[0][0].tokens)
-    optimizer = zb.fzoo_bcd(model, 1e-3, 1e-2)
-    rows: list[int] = []
-    for limit, most in ((None, 9), (tokens, 2), (2 * tokens, 4)):
-        engine = Engine(model, max_tokens=limit)
-        hook = model.lm_head.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
-        try:
-            losses = at(optimizer, 1, engine.objective(BATCH, LABELS))
-        finally:
-            hook.remove()
-        assert len(losses) == 9
-        assert sum(rows) == 9
-        assert max(rows) == most
-        rows.clear()
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_a_memory_limits_the_points_of_a_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``--memory`` sets aside for rows is for two points; nine of them must not take more."""
+    if name == "t5":
+        model, batch, labels = seq2seq_toy.seq2seq("t5"), seq2seq_toy.BATCH, seq2seq_toy.LABELS
+    else:
+        model, batch, labels = decoder(name), BATCH, LABELS
+    engine = Engine(model)
+    optimizer, objective = zb.fzoo_bcd(model, 1e-3, 1e-2), engine.objective(batch, labels)
+    row = objective.rows[0][0]
+    tokens = row.tokens.numel() + (row.inputs.numel() if isinstance(row, Pairs) else 0)
+    shelf, seen = Shelf(), list[int]()
+    monkeypatch.setattr(engine, "shelf", shelf)
+    totals = engine.totals
+
+    def noted(row: Any, points: Any, **more: Any) -> torch.Tensor:
+        seen.append(len(points))
+        return totals(row, points, **more)
+
+    monkeypatch.setattr(engine, "totals", noted)
+    together = None
+    for limit, most in ((None, 9), (2 * tokens, 2), (4 * tokens + 1, 4)):
+        shelf.pass_tokens = limit
+        losses = at(optimizer, 1, objective)
+        together = losses if together is None else together
+        torch.testing.assert_close(losses, together, rtol=0, atol=2e-6)
+        assert sum(seen) == 9
+        assert max(seen) == most
+        seen.clear()
 
 
 @pytest.mark.parametrize("name", ["opt", "gpt2", "mixtral"])

@@ -20,13 +20,13 @@ from toy import same, snapshot
 from zeroblock.amount import nbytes
 from zeroblock.cli import app
 from zeroblock.errors import ZeroBlockError
-from zeroblock.model import load
-from zeroblock.offload import Division, divide, shelf_of
+from zeroblock.model import load, skeleton
+from zeroblock.offload import Division, divide, least_division, shelf_of
 from zeroblock.offload.mapped import Mapped
 from zeroblock.report.view import Quiet
 from zeroblock.train import resume, run
 from zeroblock.train.offloaded import divided
-from zeroblock.train.workload import resolve
+from zeroblock.train.workload import prepare, resolve
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -116,11 +116,25 @@ def test_memory_is_divided(llama: Path) -> None:
     assert divide(model, 10**9).tokens == 4096
     assert divide(model, 10**9, tokens=16_384).tokens == 16_384
     assert divide(model, 10**9, tokens=100).tokens == 100
+    for tokens in (4100, 513):  # not multiples of the steps in which rows get shorter
+        assert all(divide(model, one.memory, tokens=tokens).tokens >= 256 for one in found)
+        with pytest.raises(ZeroBlockError, match="are too few"):
+            divide(model, 100_000, tokens=tokens)
+    assert all(one.pass_tokens is not None and one.pass_tokens >= 2 * one.tokens for one in found)
+    assert least_division(model, 256).pass_tokens is None  # nobody gave a memory
     short = settings(llama, llama, method="mezo_bcd", memory="1GB", dtype="fp32", max_tokens=8192)
     assert divided(short, model).tokens == 8192  # type: ignore[union-attr]
     thirteen = Division(4 * 10**9, 40, 629 * 10**6, 536 * 10**6, 629 * 10**6, 0, 755 * 10**6, 3072, 3)
     assert "0 of 40 layers stay, 40 are streamed" in thirteen.describe()
     assert dataclasses.replace(thirteen, buffers=40).stay == 40
+
+
+def fits(model: torch.nn.Module, memory: int) -> bool:
+    try:
+        divide(model, memory)
+    except ZeroBlockError:
+        return False
+    return True
 
 
 def test_bench_stream(llama: Path, tmp_path: Path) -> None:
@@ -135,14 +149,29 @@ def test_bench_stream(llama: Path, tmp_path: Path) -> None:
     found = [json.loads(line) for line in shown.stdout.splitlines()]
     assert [one["batch_size"] for one in found] == [2, 4]
     assert all(one["copy_ms"] > 0 and one["compute_ms"] > 0 for one in found)
-    assert all(one["copy_ms"] == pytest.approx(1e3 * one["bytes_in"] / one["bandwidth"], abs=0.01) for one in found)
-    shown = CliRunner().invoke(app, ["bench", "stream", *flags, "--weights", "int4", "--max-tokens", "64", "--json"])
+    model = skeleton(str(tmp_path / "deep"))
+    memory = next(size for size in range(600_000, 10**7, 10_000) if fits(model, size) and divide(model, size).stay == 2)
+    shown = CliRunner().invoke(app, ["bench", "stream", *flags, "--memory", f"{memory}B", "--json"])
+    assert shown.exit_code == 0, shown.output
+    kept = json.loads(shown.stdout)
+    assert 0 < kept["bytes_in"] < found[0]["bytes_in"]  # layers that stay are not copied
+    assert kept["copy_ms"] == pytest.approx(1e3 * kept["bytes_in"] / kept["bandwidth"], rel=0.02)
+    shown = CliRunner().invoke(app, ["bench", "stream", *flags, "--weights", "int4", "--max-tokens", "8", "--json"])
     assert shown.exit_code == 0, shown.output
     small = json.loads(shown.stdout)
     assert small["dtype"] == "int4"
-    assert 0 < small["bytes_in"] < found[0]["bytes_in"]
+    assert small["rows"] > 1
+    assert 0 < small["bytes_in"] / small["rows"] < found[0]["bytes_in"]
     for wrong in (["--offload", "disk"], ["--offload", "hots"], ["--method", "mezo_bdc"]):
         assert isinstance(CliRunner().invoke(app, ["bench", "stream", *flags, *wrong]).exception, ZeroBlockError)
+
+
+def test_rows_are_never_longer_than_the_memory_allows(llama: Path, data: Path, tmp_path: Path) -> None:
+    config = resolve(settings(llama, data, offload="disk", memory="1MB", max_tokens=100_000, dtype="fp32"))
+    work = prepare(config, folder=tmp_path)
+    division = divided(config, work.model)
+    assert division is not None
+    assert work.engine.max_tokens == division.tokens < 100_000
 
 
 def test_plan_says_it(llama: Path, data: Path) -> None:

@@ -29,7 +29,7 @@ from zeroblock.race import runner
 from zeroblock.race.course import Course
 from zeroblock.race.plan import Entrant, Race, enter
 from zeroblock.race.score import Point, Score, band, first_to, loss_at
-from zeroblock.race.table import cells, notes, standings
+from zeroblock.race.table import cells, markdown, notes, standings
 from zeroblock.report.view import Progress, Quiet
 from zeroblock.sweep import clock as clocks
 from zeroblock.sweep.clock import CLOCK, Clock, read
@@ -180,15 +180,15 @@ def test_test_is_measured_once_with_the_weights_that_dev_selected(toys, monkeypa
 
 def test_between_two_folds_only_the_end_is_measured(toys, monkeypatch):
     """An estimate of the clock that is too late once must not end a fold that steps are still to follow."""
-    heat, _ = heat_of(toys, monkeypatch, evals=4, method="lozo", lr=1e-3)
+    heat, _ = heat_of(toys, monkeypatch, evals=4, method="lozo", lr=1e-3, fold=5)
     assert heat.optimizer is not None
-    assert heat.optimizer.fold == 50
     known, calls = heat._now, itertools.count()
     monkeypatch.setattr(heat, "_now", lambda begin: known(begin) if next(calls) != 1 else heat.limit)
     result = heat.run(tests=False)
     assert heat.seconds >= heat.limit
     *between, last = [heat._warm_up_steps + point["step"] for point in result["points"][1:]]
-    assert all(step % 50 == 0 for step in between)
+    assert between
+    assert all(step % 5 == 0 for step in between)
     assert last == heat.optimizer.steps
     assert result["points"][-1]["step"] == result["steps"] > 1
 
@@ -280,6 +280,12 @@ def test_bands_average_over_seconds_that_all_seeds_reached():
     assert [one.entrant for one in ranked] == ["lozo", "mezo"]
     assert {one.entrant: one.to_seconds.count for one in ranked} == {"mezo": 1, "lozo": 0}
     assert {one.entrant: one.loss_at_passes.value for one in ranked} == {"mezo": 0.0, "lozo": 2.0}  # at 40 passes
+    slow = scored([0.0, 9.0], [3.0, 2.5])  # 20 passes in all
+    third = {one.entrant: one for one in standings({"mezo": [first], "lozo": [longer], "zo_muon": [slow]})}
+    assert {name: one.passes for name, one in third.items()} == {"mezo": 40, "lozo": 40, "zo_muon": 40}
+    assert third["zo_muon"].loss_at_passes.count == 0
+    assert standings({"mezo": [first, slow], "lozo": [longer]})[1].loss_at_passes.count == 2  # at 20 passes
+    assert math.isnan(loss_at(first, 10))  # before the first evaluation
     lost = scored([0.0, 4.0, 8.0], [1.0, math.nan, math.nan])
     assert band([lost], "seconds", "loss") is None
     assert cells(standings({"mezo": [lost, first]})[0])[4] == "–"  # a seed that diverged stops no table
@@ -370,3 +376,17 @@ def test_mistakes_are_named_before_anything_runs(methods, lrs, says):
     with pytest.raises(ZeroBlockError) as error:
         enter(methods, lrs, {})
     assert says in str(error.value)
+
+
+def test_notes_name_every_heat_that_failed_once_per_reason(tmp_path):
+    course = Course(
+        Race({"model": "m", "task": "sst2"}, enter(["mezo", "lozo"], [], {}), seeds=1), tmp_path, "one\ntwo"
+    )
+    course.failed = {"a": "settled at step 7, between folds", "b": "settled at step 12, between folds", "c": "status 1"}
+    course.failed["d"] = "status -9"
+    found = notes(course)
+    assert found[0] == "a, b failed: settled at step 7, between folds"
+    assert found[1:3] == ["c failed: status 1", "d failed: status -9"]
+    text = markdown(course, "")
+    assert "    one\n    two\n" in text
+    assert "![" not in text

@@ -168,7 +168,7 @@ def measure(
         torch.cuda.set_per_process_memory_fraction(min(1.0, memory / torch.cuda.mem_get_info(device)[1]), device)
     model, shelf, division = shelved(name, dtype, device, offload, memory, weights=weights, tokens=tokens)
     rate = bandwidth(shelf)
-    engine = Engine(model, max_tokens=None if division is None else division.tokens)
+    engine = Engine(model, max_tokens=tokens if division is None else division.tokens)
     vocabulary = models.config(name).vocab_size
     folded = {task: pool.folded(vocabulary) for task, pool in pools.items()}
     for (task, pool), size in itertools.product(folded.items(), batch_sizes):
@@ -200,7 +200,7 @@ def measure(
             tokens=int(statistics.fmean(one.tokens for one in batches)),
             rows=round(rows, 2),
             step_ms=round(step_ms, 2),
-            copy_ms=round(copy_ms, 2),
+            copy_ms=round(copy_ms, 4),
             compute_ms=round(compute_ms, 2),
             of_bound=round(max(copy_ms, compute_ms) / step_ms, 3),
             example_ms=round(step_ms / size, 3),

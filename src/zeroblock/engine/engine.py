@@ -63,8 +63,8 @@ class Engine(Forward):
         model: its weights are only read.
         fork: False measures one point after another.
         max_tokens: of a row; longer batches are split, with the same losses.  By default there is no limit on
-            the CPU and one of 4,096 on a GPU; for encoder-decoders one of 4,096, with padding, on both.  If it is
-            given, the points of a step run in as many passes as keep each pass below twice as many tokens.
+            the CPU and one of 4,096 on a GPU; for encoder-decoders one of 4,096, with padding, on both; and where
+            ``shelve`` was given a memory, as many as fit into it.
         graphs: whether to capture steps as CUDA graphs; by default where it pays.
         hold: whether consecutive steps on one objective and one block share what the layers before the block compute;
             the losses are the same to the bit. Captured steps do not. Do not edit weights through ``.data`` in between.
@@ -109,8 +109,7 @@ class Engine(Forward):
                 f"{type(self.seq2seq).__name__} is an encoder-decoder, whose padded rows each process splits in its "
                 "own way, while those that hold its weights together run the same passes: take --shard none"
             )
-        self.max_tokens = max_tokens or (GPU_MAX_TOKENS if on_gpu or paired else None)
-        self.pass_tokens = None if max_tokens is None else 2 * max_tokens  # the two sides of a direction
+        self.max_tokens = max_tokens or self.shelf.tokens or (GPU_MAX_TOKENS if on_gpu or paired else None)
         if on_gpu and not self.spread and not paired:  # the kernels are made for one row of tokens
             self.fusions = find(model, "cuda", self.shelf.showing)
         self.shares = paired and trial.shares(self)

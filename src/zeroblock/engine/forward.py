@@ -69,8 +69,6 @@ class Forward:
         """The model without its head, where the head cannot be told which tokens to predict from."""
         self.reason = ""
         """Why the model is not packed or not forked; empty where it is."""
-        self.pass_tokens: int | None = None
-        """Most tokens in the rows of one pass, all points together, where somebody limits rows."""
         self.packed = False
         """Whether examples share a row."""
         self.forked = False

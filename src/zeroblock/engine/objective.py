@@ -110,7 +110,7 @@ class BatchObjective(Objective):
             self._active,
             functools.partial(self._reserved, len(row.tokens), len(row.keep)),
             self.forward.device,
-            at_once(len(row.tokens), self.forward.pass_tokens),
+            at_once(len(row.tokens), self.forward.shelf.pass_tokens),
             self.weight,
         )
 
@@ -152,7 +152,10 @@ class BatchObjective(Objective):
         sums, tokens = [], []
         for row, labels in self._placed:
             tokens_each = POINT_TOKENS if self.forward.spread else row.tokens.numel()  # as many passes on all processes
-            some = [points] if tape is not None else passes(points, tokens_each, self.forward.pass_tokens)
+            limit = self.forward.shelf.pass_tokens
+            if limit is not None and isinstance(row, Pairs):
+                tokens_each += row.inputs.numel()
+            some = [points] if tape is not None else passes(points, tokens_each, limit)
             totals = torch.cat([self.forward.totals(row, part, tape=tape) for part in some])
             if self._by_token:
                 sums.append(-totals.sum(-1))

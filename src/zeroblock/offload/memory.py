@@ -67,6 +67,12 @@ class Division:
         """Bytes of everything."""
         return self.outside + self.copies + self.kept + self.row + self.buffers * self.layer
 
+    @property
+    def pass_tokens(self) -> int | None:
+        """Most tokens in the rows of one pass, all points together; None where nobody gave a memory."""
+        spare = int(self.memory * (1 - SPARE)) - self.used
+        return None if spare < 0 or not self.row else POINTS * self.tokens * (self.row + spare) // self.row
+
     def parts(self) -> str:
         """Everything but the layers, in words."""
         state = f"{words(self.kept)} of the rule's state, " if self.kept else ""
@@ -105,10 +111,12 @@ def divide(
         ZeroBlockError: if it is too small, with the least that is enough.
     """
     longest = tokens or MAX_ROW_TOKENS
-    least = least_division(model, min(longest, MIN_ROW_TOKENS), dtype=dtype, lifted=lifted, kept=kept)
+    shortest = min(longest, MIN_ROW_TOKENS)
+    least = least_division(model, shortest, dtype=dtype, lifted=lifted, kept=kept)
     spare = int(memory * (1 - SPARE)) - least.used + least.row
     size = _itemsize(model, dtype)
-    tokens = next((n for n in range(longest, 0, -MIN_ROW_TOKENS) if _row(model, n, size) <= spare), 0)
+    lengths = (*range(longest, shortest, -MIN_ROW_TOKENS), shortest)
+    tokens = next((n for n in lengths if _row(model, n, size) <= spare), 0)
     if not tokens:
         needed = least.used / (1 - SPARE) / 1e9
         raise ZeroBlockError(

@@ -91,6 +91,8 @@ def shelve(
             region.pin((layer.span for layer in layers), target)
         buffers = division.buffers if isinstance(division, Division) else MIN_BUFFERS + 1
         shelf = Streamed(layers, region, target, buffers)
+    if isinstance(division, Division) and division.pass_tokens is not None:
+        shelf.tokens, shelf.pass_tokens = division.tokens, division.pass_tokens
     keep(model, shelf)
     return shelf
 

@@ -40,6 +40,10 @@ class Shelf:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device
+        self.tokens: int | None = None
+        """Of the longest row, where a memory of the device is given."""
+        self.pass_tokens: int | None = None
+        """Of the rows of one pass, all points together, where a memory of the device is given."""
 
     def place(self, param: Tensor) -> torch.device:
         """Where a parameter is while it is used."""

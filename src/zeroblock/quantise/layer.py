@@ -129,9 +129,11 @@ class QuantisedLinear(nn.Linear):
 
         super()._apply(apply, recurse)
         for name, kind in (("weight", self.kind), ("scales", Scales)):
-            param = self._parameters[name]
-            if param is not None and not isinstance(param, kind):  # one that left the meta device is a new parameter
-                self._parameters[name] = kind(param.detach(), requires_grad=param.requires_grad)
+            param = self._parameters.get(name)
+            if param is None or isinstance(param, kind) or (kind is self.kind and param.dtype != BYTES):
+                continue
+            # one that left the meta device is a new parameter
+            self._parameters[name] = kind(param.detach(), requires_grad=param.requires_grad)
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

@@ -169,7 +169,9 @@ class Course:
                     f"({other.lrs}, {other.fields}): give another --out"
                 )
         seeds = max(there.seeds, race.seeds)
-        self.command = "\n".join(dict.fromkeys([*str(state["command"]).splitlines(), *self.command.splitlines()]))
+        self.command = "\n".join(
+            dict.fromkeys([*str(state.get("command", "")).splitlines(), *self.command.splitlines()])
+        )
         return dataclasses.replace(race, entrants=tuple(entrants.values()), seeds=seeds)
 
     def _read(self) -> None:

@@ -158,9 +158,10 @@ def loss_at(score: Score, forwards: float) -> float:
 
     Args:
         score: of the heat.
-        forwards: how many; NaN comes back for more than it took.
+        forwards: how many; NaN comes back for more than it took, and for fewer than before its first evaluation.
     """
     finite = [point for point in score.points if math.isfinite(point.loss)]
-    if not finite or forwards > score.points[-1].forwards:
+    trained = [point for point in score.points if point.step]
+    if not finite or not trained or not trained[0].forwards <= forwards <= trained[-1].forwards:
         return math.nan
     return float(np.interp(forwards, [point.forwards for point in finite], [point.loss for point in finite]))

@@ -41,7 +41,8 @@ class Standing:
         evaluating: seconds of evaluation per runner.
         to_seconds: seconds of training until dev loss was as low as the yardstick's best with the same seed.
         to_forwards: forward passes until then.
-        loss_at_passes: dev loss after as many forward passes as half of the entrants took.
+        loss_at_passes: dev loss after as many forward passes as half of the entrants took; none if a seed took fewer,
+            or had not been measured by then.
         passes: that number.
     """
 
@@ -76,6 +77,7 @@ def standings(scores: Mapping[str, Sequence[Score]]) -> list[Standing]:
 
 
 def _standing(name: str, scores: Sequence[Score], marks: Mapping[int, float], passes: int) -> Standing:
+    at_passes = [loss_at(one, passes) for one in scores if one.steps]
     return Standing(
         name,
         scores[0].lr,
@@ -88,7 +90,7 @@ def _standing(name: str, scores: Sequence[Score], marks: Mapping[int, float], pa
         Mean.of([one.evaluating for one in scores]),
         Mean.of(first_to(scores, marks, "seconds")),
         Mean.of(first_to(scores, marks, "forwards")),
-        Mean.of([loss for one in scores if one.steps and not math.isnan(loss := loss_at(one, passes))]),
+        Mean.of([] if any(map(math.isnan, at_passes)) else at_passes),  # all seeds, or none
         passes,
     )
 
@@ -129,7 +131,7 @@ def write(course: Course, figure: str = "race.svg") -> None:
 
     Args:
         course: the race so far.
-        figure: where ``race.md`` finds it.
+        figure: where ``race.md`` finds it; empty if there is none.
     """
     atomic.write(course.folder / "race.md", markdown(course, figure))
     if points := _points(course):
@@ -146,7 +148,7 @@ def markdown(course: Course, figure: str = "race.svg") -> str:
     """
     lines = [f"# {title(course)}", "", *(f"    {shown(line, 2000)}" for line in course.command.splitlines()), ""]
     lines += [*rules(course), "", *standings_table(course)]
-    lines += ["", f"![dev against seconds and against forward passes]({figure})"]
+    lines += ["", f"![dev against seconds and against forward passes]({figure})"] if figure else []
     if found := notes(course):
         lines += ["", "## Notes", "", *(f"- {note}" for note in found)]
     return "\n".join(lines) + "\n"
@@ -180,8 +182,8 @@ def rules(course: Course) -> list[str]:
         else ""
     )
     shared = (
-        f"{race.jobs} runners shared the machine at any time, so seconds are those of a machine that is shared by as "
-        "many. "
+        f"Up to {race.jobs} runners shared the machine, so seconds are those of a shared machine, and runners that "
+        "evaluate or come last leave the others more of it. "
         if race.jobs > 1
         else ""
     )
@@ -200,12 +202,9 @@ def notes(course: Course) -> list[str]:
     """What failed, what trained for too long, and what is still to run."""
     race, scores = course.race, course.scores
     reasons: dict[str, list[str]] = {}
-    for name, why in course.failed.items():  # heats often fail for one reason, each with its own numbers
-        reasons.setdefault(re.sub(r"\d+", "", why), []).append(name)
-    found = []
-    for first, *others in reasons.values():
-        more = f" (and {len(others)} more)" if others else ""
-        found.append(f"{first}{more} failed: {shown(course.failed[first], 2000)}")
+    for name, why in course.failed.items():  # heats often fail for one reason, each with its own step
+        reasons.setdefault(re.sub(r"step \d+", "", why), []).append(name)
+    found = [f"{', '.join(names)} failed: {shown(course.failed[names[0]], 2000)}" for names in reasons.values()]
     found += [
         f"{one.entrant}, seed {one.seed}: trained for {one.seconds:.1f} s, not {race.seconds:g} s"
         for group in scores.values()
