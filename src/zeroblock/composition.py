@@ -17,6 +17,7 @@ from .budget import COARSE, UNKNOWN_VISITS, Budget
 from .errors import ZeroBlockError, ZeroBlockWarning
 from .estimator import Estimator
 from .noise import VERSION
+from .quantise import elements
 from .ranks.wrapper import unwrapped
 from .rule import Rule
 from .subspace import Subspace
@@ -142,6 +143,29 @@ def check_storage(weights: Weights, rule: Rule, estimator: Estimator) -> None:
         )
     if estimator.anchors:
         raise ZeroBlockError(f"an anchor is a copy of the numbers in tensors, and some {stored}: take another method")
+
+
+ADAPTED = 10
+"""Weights per trainable one from which on a model is taken for one with an adapter."""
+
+
+def say_still(weights: Weights, allowed: Budget) -> None:
+    """Say that matrices which start at zero, as LoRA's do, hardly move by a share of their size.
+
+    The demo's run with LoRA on int4 went from 50 to 53 % without a learning rate, where scales went to 72 %.
+    """
+    trainable = sum(map(elements, weights.params.values()))
+    if weights.sharded or ADAPTED * trainable > sum(map(elements, weights.model.parameters())):
+        return
+    zero = next((name for name, p in weights.params.items() if p.dim() > 1 and not weights.shelf.value(p).any()), None)
+    if zero is not None:
+        warnings.warn(
+            f"without a learning rate a run moves every tensor by some {allowed.displacement:.0%} of its size, and "
+            f"{zero!r} starts at zero, as LoRA's do, so that the adapter learns little: give a learning rate and an "
+            "eps (docs/guides/lora.md has some)",
+            ZeroBlockWarning,
+            stacklevel=4,
+        )
 
 
 def say_coarse(weights: Weights, allowed: Budget) -> None:

@@ -163,6 +163,7 @@ class ZeroOrder(torch.optim.Optimizer):
         composition.check_storage(self.weights, self.rule, self.estimator)
         if automatic:
             composition.say_coarse(self.weights, budget.Budget.of(self))
+            composition.say_still(self.weights, budget.Budget.of(self))
         self.watch = Watch(self.weights)
         """Notices that the model or the objective no longer fits this optimizer."""
         self.params, self.offsets = self.weights.params, self.weights.offsets

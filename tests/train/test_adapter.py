@@ -131,6 +131,16 @@ def test_targets_by_the_names_of_each_family() -> None:
     }  # fmt: skip
 
 
+def test_lora_without_a_learning_rate_is_warned_about(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zeroblock.composition.ADAPTED", 1)  # the toy's adapter is large beside the toy
+    with pytest.warns(zb.ZeroBlockWarning, match=r"lora_B.*starts at zero.*give a learning rate and an eps"):
+        zb.mezo_bcd(Lora(3).attach(base_of(llama)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        zb.mezo_bcd(Lora(3).attach(base_of(llama)), lr=1e-2)
+        zb.mezo_bcd(base_of(llama))
+
+
 def test_lora_begins_at_the_base_with_noise_of_its_seed(llama: Path) -> None:
     before = logits(base_of(llama))
     state = torch.get_rng_state()
