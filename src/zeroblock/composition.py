@@ -162,7 +162,7 @@ def say_still(weights: Weights, allowed: Budget) -> None:
         warnings.warn(
             f"without a learning rate a run moves every tensor by some {allowed.displacement:.0%} of its size, and "
             f"{zero!r} starts at zero, as LoRA's do, so that the adapter learns little: give a learning rate and an "
-            "eps (docs/guides/lora.md has some)",
+            "eps, such as 1e-2 and 1e-2 on a small model, or 1e-4 and 1e-2 on one of billions of weights",
             ZeroBlockWarning,
             stacklevel=4,
         )
