@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import bench_model
 import pytest
@@ -38,3 +40,20 @@ def test_every_method_gets_a_row_and_a_failure_is_named(monkeypatch: pytest.Monk
         measure(bench_model.build(), bench_model.pool(), ["mezo"], names=("toy", "sst2"), until=time.monotonic())
     )
     assert late[0].error == "no time was left to measure it"
+
+
+@pytest.mark.parametrize(("cycles", "expected"), [(0, 1), (2, 3), (99, methods.MAX_WARM_UP_CYCLES)])
+def test_the_warm_up_ends_when_a_cycle_captures_nothing(
+    cycles: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps whose graphs are still captured would be timed with them."""
+    engine: Any = SimpleNamespace(graphs=SimpleNamespace(captures=0))
+    taken: list[int] = []
+
+    def take(*args: Any, **more: Any) -> None:
+        engine.graphs.captures += len(taken) < cycles
+        taken.append(engine.graphs.captures)
+
+    monkeypatch.setattr(methods, "_take", take)
+    methods._warm_up(None, engine, None, 0.1, 5)  # type: ignore[arg-type]
+    assert len(taken) == expected

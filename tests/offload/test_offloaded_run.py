@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import zeroblock as zb
 from toy import same, snapshot
 from zeroblock.amount import nbytes
+from zeroblock.bench import stream
 from zeroblock.cli import app
 from zeroblock.errors import ZeroBlockError
 from zeroblock.model import load, skeleton
@@ -137,15 +138,20 @@ def fits(model: torch.nn.Module, memory: int) -> bool:
     return True
 
 
-def test_bench_stream(llama: Path, tmp_path: Path) -> None:
+def test_bench_stream(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = AutoConfig.from_pretrained(llama, num_hidden_layers=6)  # more layers than buffers
     deep.save_pretrained(tmp_path / "deep")
     rows = [{"context": [k + 3] * (k + 2), "options": [[5], [6, 7]], "label": k % 2} for k in range(6)]
     (tmp_path / "sst2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ["--encoded", str(tmp_path), "--device", "cpu", "--dtype", "fp32", "--steps", "3"]
     flags += ["--model", str(tmp_path / "deep")]
+    timed, begun = stream._times, list[int]()
+    monkeypatch.setattr(
+        stream, "_times", lambda optimizer, *rest: (begun.append(optimizer.steps), timed(optimizer, *rest))[1]
+    )
     shown = CliRunner().invoke(app, ["bench", "stream", *flags, "--batch-size", "2,4", "--json"])
     assert shown.exit_code == 0, shown.output
+    assert begun == [0, 2, 2] * 2  # the warm-up, the steps, and the same steps without copies
     found = [json.loads(line) for line in shown.stdout.splitlines()]
     assert [one["batch_size"] for one in found] == [2, 4]
     assert all(one["copy_ms"] > 0 and one["compute_ms"] > 0 for one in found)
