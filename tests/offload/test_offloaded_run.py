@@ -117,10 +117,11 @@ def test_memory_is_divided(llama: Path) -> None:
     assert divide(model, 10**9).tokens == 4096
     assert divide(model, 10**9, tokens=16_384).tokens == 16_384
     assert divide(model, 10**9, tokens=100).tokens == 100
+    least = next(size for size in range(1000, 10**7, 1000) if fits(model, size))
     for tokens in (4100, 513):  # not multiples of the steps in which rows get shorter
         assert all(divide(model, one.memory, tokens=tokens).tokens >= 256 for one in found)
         with pytest.raises(ZeroBlockError, match="are too few"):
-            divide(model, 100_000, tokens=tokens)
+            divide(model, least - 1000, tokens=tokens)  # room for a shorter row than any is meant to be
     assert all(one.pass_tokens is not None and one.pass_tokens >= 2 * one.tokens for one in found)
     assert least_division(model, 256).pass_tokens is None  # nobody gave a memory
     short = settings(llama, llama, method="mezo_bcd", memory="1GB", dtype="fp32", max_tokens=8192)
@@ -170,6 +171,20 @@ def test_bench_stream(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert 0 < small["bytes_in"] / small["rows"] < found[0]["bytes_in"]
     for wrong in (["--offload", "disk"], ["--offload", "hots"], ["--method", "mezo_bdc"]):
         assert isinstance(CliRunner().invoke(app, ["bench", "stream", *flags, *wrong]).exception, ZeroBlockError)
+
+
+def test_an_engine_takes_the_limits_of_its_shelf(llama: Path) -> None:
+    """In Python nobody hands them over: ``zb.shelve`` and then ``zb.Engine``."""
+    model = load(str(llama), "fp32", "cpu")
+    division = divide(model, 1_000_000)
+    zb.shelve(model, "host", device="cpu", memory=1_000_000)
+    engine = zb.Engine(model)
+    assert engine.max_tokens == division.tokens < 4096
+    assert engine.shelf.pass_tokens == division.pass_tokens is not None
+    assert zb.Engine(model, max_tokens=64).max_tokens == 64
+    free = load(str(llama), "fp32", "cpu")
+    zb.shelve(free, "host", device="cpu")  # without a memory there is no limit
+    assert (zb.Engine(free).max_tokens, zb.Engine(free).shelf.pass_tokens) == (None, None)
 
 
 def test_rows_are_never_longer_than_the_memory_allows(llama: Path, data: Path, tmp_path: Path) -> None:
