@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import zeroblock as zb
 from toy import Tiny, next_token, same, snapshot
+from zeroblock.basis.framed import TALL, orthonormal
 from zeroblock.noise import BASIS, Draw, Key
 from zeroblock.ops import normal
 from zeroblock.rule.muon import orthogonalised
@@ -299,3 +300,12 @@ def test_the_size_of_pieces_changes_no_bit(method: str, monkeypatch: pytest.Monk
         ends.append((records, [p.detach().clone() for p in model.parameters()]))
     assert ends[0][0] == ends[1][0]
     assert all(map(torch.equal, ends[0][1], ends[1][1]))
+
+
+@pytest.mark.parametrize("shape", [(4096, 64), (TALL * 16, 16), (TALL * 16 - 1, 16), (9, 9), (50, 1), (1, 1)])
+def test_frames_are_those_of_a_qr_decomposition(shape: tuple[int, int]) -> None:
+    noise = normal(Draw(Key(3, 0)), shape).double()
+    q, r = np.linalg.qr(noise.numpy())
+    frame = orthonormal(noise)
+    assert torch.equal(frame.float(), torch.from_numpy(q * np.sign(np.diag(r))).float())
+    assert torch.allclose(frame.T @ frame, torch.eye(shape[1], dtype=torch.float64), atol=1e-13)

@@ -21,8 +21,8 @@ class Framed(Held):
 
     U of m×r and V of n×r have orthonormal columns: the Q of the QR decomposition of seeded normal noise, with
     the signs that make R's diagonal positive.  They are made once per turn, in fp64, and held in fp32 while the
-    turn lasts.  The decomposition is the library's of the machine, but rounding it to fp32 leaves hardly a trace of
-    that.  Updates are sums in the order that ``ops`` specifies; a copy for measuring takes the faster product of torch.
+    turn lasts.  Products and decompositions are those of the machine's libraries, but rounding to fp32 leaves hardly a
+    trace of that.  Updates are sums in the order that ``ops`` specifies; a copy for measuring takes the faster product of torch.
     A captured step would hold on to the frames of its turn, so steps are not captured.
 
     With ``held``, B of r×r in fp32, steps move B and not the tensor W: θ is W + gain·U B Vᵀ until :meth:`fold_`.
@@ -107,9 +107,7 @@ class Framed(Held):
 
     def _frame(self, rows: int, probe: int) -> Tensor:
         draw = Draw(self.key.to(stream=BASIS, probe=probe), self.site.offset, Distribution.NORMAL)
-        q, r = torch.linalg.qr(ops.normal(draw, (rows, self.rank), device=self.device).double())
-        frame: Tensor = q * torch.where(r.diagonal() < 0, -1.0, 1.0)
-        return frame.float()
+        return orthonormal(ops.normal(draw, (rows, self.rank), device=self.device).double()).float()
 
     def _between(self, z: Tensor) -> Tensor:
         """U z of r×r coordinates, by the products of ``ops``, which are the same to the bit on every device."""
@@ -122,3 +120,21 @@ class Framed(Held):
         ops.add_outer_(
             param, left, right, alpha * self.gain, self.draw(key), decay=decay, rounding=self.rounding, flip=flip
         )
+
+
+TALL = 4
+"""Noise of at least so many rows per column is well enough conditioned for :func:`orthonormal` to square it."""
+
+
+def orthonormal(noise: Tensor) -> Tensor:
+    """Q of the QR decomposition with R's diagonal positive, (m, r) in fp64.
+
+    RᵀR = XᵀX is a Cholesky decomposition of r×r, and Q = X R⁻¹: products, where a QR of m×r is a sequence of m×r steps
+    that keep a GPU waiting.  Normal noise of m ≥ 4r rows has singular values within a factor of about 3, so that Q loses
+    one of sixteen digits.
+    """
+    if noise.shape[0] < TALL * noise.shape[1]:
+        q, r = torch.linalg.qr(noise)
+        return q * torch.where(r.diagonal() < 0, -1.0, 1.0)
+    r = torch.linalg.cholesky(noise.T @ noise, upper=True)
+    return torch.linalg.solve_triangular(r, noise, upper=True, left=False)
