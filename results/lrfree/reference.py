@@ -38,8 +38,6 @@ from zeroblock.train import Config
 from zeroblock.train.batch import Batches
 from zeroblock.train.workload import Workload, prepare, resolve
 
-EVALS = 20
-
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
@@ -176,7 +174,7 @@ def run(bench: Bench, method: str, lr: float | None, **length: Any) -> list[Mark
     """A run of a method from the model's own weights, with its evaluations."""
     bench.restore()
     optimizer = METHODS[method](bench.work.model, lr=lr, seed=bench.seed)
-    return bench.run(optimizer, lr=lr, **({"evals": EVALS} | length))
+    return bench.run(optimizer, lr=lr, **length)
 
 
 def compare(bench: Bench, args: argparse.Namespace, task: str) -> list[dict[str, Any]]:
@@ -192,7 +190,7 @@ def compare(bench: Bench, args: argparse.Namespace, task: str) -> list[dict[str,
         print(f"  mezo lr {lr:g}: dev loss {marks[-1].loss:.4f} after {marks[-1].step} steps", flush=True)
     lr = min(tries, key=lambda one: tries[one])
     began = time.perf_counter()
-    marks = run(bench, "mezo", lr, steps=steps)
+    marks = run(bench, "mezo", lr, steps=steps, evals=args.evals)
     print(f"  {steps} steps of mezo at lr {lr:g} took {time.perf_counter() - began:.0f} s", flush=True)
     charged = [Mark(mark.step, mark.step * each_s, mark.loss, mark.dev) for mark in marks]
     best, lowest = max(mark.dev for mark in charged[1:]), min(mark.loss for mark in charged[1:])
@@ -203,7 +201,7 @@ def compare(bench: Bench, args: argparse.Namespace, task: str) -> list[dict[str,
         forwards = len(METHODS[method](bench.work.model).plan().points)
         run(bench, method, None, steps=64, evals=1)  # compiles kernels, as the published procedure was warmed up too
         for seconds in args.seconds:
-            marks = run(bench, method, None, limit_s=seconds, evals=2 * EVALS)
+            marks = run(bench, method, None, limit_s=seconds, evals=2 * args.evals)
             rows += [common | _row(method, "auto", seconds / 60, forwards, mark) for mark in marks]
             found.append((f"{method}, {seconds:g} s", marks))
     for name, marks in found:
@@ -236,6 +234,7 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", default=["mezo_bcd", "fzoo_bcd"], help="without a learning rate")
     parser.add_argument("--seconds", type=float, nargs="+", default=[10.0, 30.0], help="lengths of their runs")
     parser.add_argument("--dev", type=int, default=500, help="most rows of dev")
+    parser.add_argument("--evals", type=int, default=20, help="of the reference; the others get twice as many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--csv")
     args = parser.parse_args()
