@@ -18,6 +18,9 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch import nn
+
+from .adapter.pair import pairs
 from .block import Block
 from .estimator import Estimator
 from .rule import Normalized, Rule
@@ -44,6 +47,8 @@ QUANTILE = 0.1
 Norms of Gemma-3-270M have elements of up to 524 beside a median of 27 and a root mean square of 42. Moved at random by
 5 % of their size (24 sentences of sst2, loss 0.45 before): all matrices of the layers 0.43, embedding 0.50; the norms
 by the root mean square 1.60, by the median 1.10, by this quantile 0.48, each element by its own size 0.48."""
+PRODUCT: float | None = 1.0
+"""The size of LoRA's product, in units of the matrix beside it, that is the size of B."""
 UNKNOWN_VISITS = 1000
 """Visits of a block for which a constant learning rate keeps the budget, where the length of the run is unknown."""
 COARSE = 4 * DISPLACEMENT
@@ -133,7 +138,15 @@ class Budget:
         return math.sqrt(left * self.probes / max(1.0, visits)) / self.weight
 
 
-def unscaled(subspace: Subspace, rule: Rule) -> tuple[Subspace, Rule]:
-    """The same parts in units of the weights, and of the coefficients' own size: eps and lr are pure numbers."""
+def unscaled(subspace: Subspace, rule: Rule, model: nn.Module) -> tuple[Subspace, Rule]:
+    """The same parts in units of the weights, and of the coefficients' own size: eps and lr are pure numbers.
+
+    Args:
+        subspace: where directions are drawn.
+        rule: of the updates.
+        model: that is trained; where it has no LoRA, a journal need not say what its size would be.
+    """
+    product = PRODUCT if any(pair.still.requires_grad for pair in pairs(model)) else None
     sized = rule.unscaled or rule.block_numbers
-    return subspace if subspace.relative else Relative(subspace, QUANTILE), rule if sized else Normalized(rule)
+    relative = subspace if subspace.relative else Relative(subspace, QUANTILE, product)
+    return relative, rule if sized else Normalized(rule)
