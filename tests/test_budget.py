@@ -139,11 +139,11 @@ def test_a_journal_that_knows_no_quantile_is_rebuilt_as_it_was() -> None:
     assert zb.Relative(quantile=0.1).initial(scales) == (2.0**-10, None)
     model = Tiny()
     header = Header.of(zb.mezo_bcd(model, subspace=zb.Relative()))
-    old = dict(header.method["subspace"])
-    del old["quantile"]
-    older = dataclasses.replace(header, method={**header.method, "subspace": old})
-    assert older.parts["subspace"] == "Relative(subspace=Full())"
-    assert older.rebuild(model).subspace == zb.Relative(quantile=None)
+    assert header.method["subspace"] == {"name": "Relative", "subspace": {"name": "Full"}}
+    assert header.parts["subspace"] == "Relative(subspace=Full())"
+    said = {**header.method["subspace"], "quantile": None}  # as headers of 2026-11-17 may have it
+    for one in (header, dataclasses.replace(header, method={**header.method, "subspace": said})):
+        assert one.rebuild(model).subspace == zb.Relative(quantile=None)
     assert Header.of(zb.mezo_bcd(model)).rebuild(model).subspace == zb.Relative(quantile=0.1)
 
 

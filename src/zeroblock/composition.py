@@ -150,19 +150,21 @@ ADAPTED = 10
 
 
 def say_still(weights: Weights, allowed: Budget) -> None:
-    """Say that matrices which start at zero, as LoRA's do, hardly move by a share of their size.
+    """Say that the matrices of an adapter which start at zero hardly move by a share of their size.
 
-    The demo's run with LoRA on int4 went from 50 to 53 % without a learning rate, where scales went to 72 %.
+    LoRA's are not among them where the matrix beside them can be read: their size follows from it.
     """
     trainable = sum(map(elements, weights.params.values()))
     if weights.sharded or ADAPTED * trainable > sum(map(elements, weights.model.parameters())):
         return
-    zero = next((name for name, p in weights.params.items() if p.dim() > 1 and not weights.shelf.value(p).any()), None)
+    unknown = {name: p for name, p in weights.params.items() if p.dim() > 1 and name not in weights.sizes}
+    zero = next((name for name, p in unknown.items() if not weights.shelf.value(p).any()), None)
     if zero is not None:
         warnings.warn(
             f"without a learning rate a run moves every tensor by some {allowed.displacement:.0%} of its size, and "
-            f"{zero!r} starts at zero, as LoRA's do, so that the adapter learns little: give a learning rate and an "
-            "eps, such as 1e-2 and 1e-2 on a small model, or 1e-4 and 1e-2 on one of billions of weights",
+            f"{zero!r} starts at zero, and nothing tells how large it should be, so that the adapter learns little: "
+            "give a learning rate and an eps, such as 1e-2 and 1e-2 on a small model, or 1e-4 and 1e-2 on one of "
+            "billions of weights",
             ZeroBlockWarning,
             stacklevel=4,
         )
@@ -192,15 +194,38 @@ def check_alone(weights: Weights) -> None:
         )
 
 
+def begin_as(optimizer: Any, words: str | None) -> None:
+    """Give an optimizer the subspace of the journal or state that it takes up, if that is an earlier form of its own.
+
+    Args:
+        optimizer: on the weights that the run began with, or about to load a state.
+        words: for the subspace, as the journal or the state has them.
+    """
+    begun = earlier_form(optimizer.subspace, words)
+    if begun != optimizer.subspace:
+        vars(optimizer)["subspace"] = begun  # which is fixed for everybody else
+        optimizer.weights.begin_in(begun)
+        optimizer.enter(optimizer.turn)
+
+
+def earlier_form(subspace: Subspace, words: str | None) -> Subspace:
+    """What older journals mean by a subspace, by the words that they have for it; the subspace itself by default."""
+    form: Subspace | None = subspace
+    while form is not None and in_words(form) != words:
+        form = form.earlier
+    return form or subspace
+
+
 def check_state(optimizer: Any, state_dict: dict[str, Any]) -> None:
     """Refuse a state that another optimizer saved."""
     if "parts" not in state_dict:
         raise ZeroBlockError("this state is not one of ZeroOrder.state_dict()")
+    begun = earlier_form(optimizer.subspace, state_dict["parts"].get("subspace"))
     for what, mine, theirs in [
         ("seed", optimizer.seed, state_dict["seed"]),
         ("number of blocks", len(optimizer.blocks), len(state_dict["scores"])),
         ("restore", optimizer.restore, state_dict.get("restore", optimizer.restore)),
-        *both_parts(optimizer.parts, state_dict["parts"]),
+        *both_parts({**optimizer.parts, "subspace": in_words(begun)}, state_dict["parts"]),
     ]:
         if mine != theirs:
             raise ZeroBlockError(f"the state was saved with {what} {theirs}, this optimizer has {mine}")

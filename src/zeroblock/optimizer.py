@@ -135,7 +135,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self.schedule: Schedule = schedule or Shuffled()
         subspace, rule = subspace or Full(), rule or SGD()
         self.estimator: Estimator = estimator or (TwoSided() if lr is not None else TwoSided(budget.EPS))
-        self.subspace, self.rule = (subspace, rule) if lr is not None else budget.unscaled(subspace, rule)
+        self.subspace, self.rule = (subspace, rule) if lr is not None else budget.unscaled(subspace, rule, model)
         composition.check(self.subspace, restore, interval, fold, weight_decay)
         composition.check_anchor(self.estimator, restore, fold)
         self.model, self.partition = model, partition
@@ -360,6 +360,7 @@ class ZeroOrder(torch.optim.Optimizer):
         """Continue where ``state_dict()`` was taken, bit for bit, given the weights of that moment."""
         self.flush()
         composition.check_state(self, state_dict)
+        composition.begin_as(self, state_dict["parts"].get("subspace"))
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
         self.weight_decay, self._shown_lr = self.param_groups[0]["weight_decay"], self.lr

@@ -43,8 +43,16 @@ class Subspace(abc.ABC):
         """Whether subtracting a perturbation undoes adding it, in exact arithmetic."""
         return True
 
-    def initial(self, param: Tensor) -> Initial:
-        """Numbers that bases need of the weights before training; None, the default, for none."""
+    product: float | None = None
+    """Not None where :meth:`initial` wants to know the sizes that follow from other tensors', as that of LoRA's B."""
+
+    def initial(self, param: Tensor, size: float | None = None) -> Initial:
+        """Numbers that bases need of the weights before training; None, the default, for none.
+
+        Args:
+            param: the tensor.
+            size: that follows from other tensors; only given where ``product`` asks for it, and where it is known.
+        """
         return None
 
     @property
@@ -160,7 +168,7 @@ class Sparse(Subspace):
     def __post_init__(self) -> None:
         _check_fraction(self)
 
-    def initial(self, param: Tensor) -> float:
+    def initial(self, param: Tensor, size: float | None = None) -> float:
         return smallest(param, max(1, round(self.keep * param.numel())))
 
     def basis(self, param: Tensor, key: Key, site: Site) -> Basis:
@@ -192,9 +200,16 @@ class Relative(Subspace):
         s = max(size of the tensor before training, 1 / (4·√fan-in)) / rms of the elements of Qz
 
     Then eps and lr are pure numbers: a step of 0.01 moves every tensor by a hundredth of its own size,
-    a bias of 77 as well as a matrix of 0.01.  The floor is for tensors that begin at or near zero,
-    such as the second factor of LoRA: a quarter of the size that keeps a layer's outputs at unit variance.
-    The scales of integers have no floor: a hundredth of a weight is their usual size.
+    a bias of 77 as well as a matrix of 0.01.  The floor is for tensors that begin at or near zero: a quarter of
+    the size that keeps a layer's outputs at unit variance.  The scales of integers have no floor: a hundredth of a
+    weight is their usual size.
+
+    LoRA's B begins at zero, too, but says nothing by itself: what moves is the product (alpha/r)·BA.  Its size is the
+    one at which the product is as large as the matrix W that it is added to, or some multiple of that:
+
+        s = max(rms(B), product·rms(W) / (alpha/r·√r·rms(A)))
+
+    Then a step of 0.01 on B moves W by a hundredth of its size, times the multiple.
 
     The size of a matrix is the root mean square of its elements.  Norms and biases may have a few elements that
     are a hundred times as large as the others; their size can be a low quantile, so that a step is small beside
@@ -204,17 +219,21 @@ class Relative(Subspace):
         subspace: where directions are drawn.
         quantile: of the elements' magnitudes, which is the size of a vector; then the scales of integers have no
             floor, either. By default the size of a vector is its root mean square, too, and scales have the floor.
+        product: the size of LoRA's product, in units of the matrix beside it, from which that of B follows; by default
+            B has the floor.
     """
 
     subspace: Subspace = Full()
     quantile: float | None = dataclasses.field(default=None, metadata={"later": "journals until 2026-11-16 lack it"})
+    product: float | None = dataclasses.field(default=None, metadata={"later": "journals until 2026-11-18 lack it"})
 
     relative = True
 
     def __repr__(self) -> str:
-        """In words; without a quantile, those of the journals that lack it."""
-        given = "" if self.quantile is None else f", quantile={self.quantile}"
-        return f"Relative(subspace={self.subspace}{given})"
+        """In words; without a quantile or a product, those of the journals that lack them."""
+        given = {"quantile": self.quantile, "product": self.product}
+        words = "".join(f", {name}={value}" for name, value in given.items() if value is not None)
+        return f"Relative(subspace={self.subspace}{words})"
 
     @property
     def fixed(self) -> bool:
@@ -230,16 +249,21 @@ class Relative(Subspace):
 
     @property
     def earlier(self) -> Subspace | None:
+        if self.product is not None:
+            return Relative(self.subspace, self.quantile)
         return None if self.quantile is None else Relative(self.subspace)
 
     def __post_init__(self) -> None:
         if self.quantile is not None and not 0 < self.quantile <= 1:
             raise ZeroBlockError(f"a quantile is above 0 and at most 1, got {self.quantile}")
+        if self.product is not None and not 0 < self.product < math.inf:
+            raise ZeroBlockError(f"the size of a product is positive and finite, got {self.product}")
 
-    def initial(self, param: Tensor) -> Initial:
+    def initial(self, param: Tensor, size: float | None = None) -> Initial:
         quantile = self.quantile if param.dim() <= 1 else None
         small = self.quantile is not None and isinstance(param, Scales)
-        return (typical_size(whole(param), quantile, small), self.subspace.initial(param))
+        least = None if size is None or self.product is None else self.product * size
+        return (typical_size(whole(param), quantile, small, least), self.subspace.initial(param))
 
     def basis(self, param: Tensor, key: Key, site: Site) -> Basis:
         assert isinstance(site.initial, tuple)
@@ -255,7 +279,20 @@ SCALE_BITS = 8
 """Significant bits of a scale: so few that the order in which a device adds up squares does not matter."""
 
 
-def typical_size(param: Tensor, quantile: float | None = None, small: bool = False) -> float:
+def root_mean_square(param: Tensor) -> float:
+    """The root mean square of a tensor's elements, summed in double precision; 0 of none.
+
+    >>> root_mean_square(torch.tensor([1.0, -7.0]))
+    5.0
+    """
+    flat = param.detach().reshape(-1)
+    squares = math.fsum(float(part.double().square().sum()) for part in flat.split(CHUNK))
+    return math.sqrt(squares / max(1, flat.numel()))
+
+
+def typical_size(
+    param: Tensor, quantile: float | None = None, small: bool = False, least: float | None = None
+) -> float:
     """The root mean square of a tensor's elements, or a quantile of their magnitudes; at least a quarter of 1/√fan-in.
 
     >>> typical_size(torch.tensor([1.0, -1.0, 2.0, 100.0])), typical_size(torch.tensor([1.0, -1.0, 2.0, 100.0]), 0.25)
@@ -265,17 +302,17 @@ def typical_size(param: Tensor, quantile: float | None = None, small: bool = Fal
         param: the tensor.
         quantile: which one; None for the root mean square.
         small: whether it is meant to be smaller than that, so that only zeros get the floor.
+        least: the floor, if it is known better.
     """
     flat = param.detach().reshape(-1)
     if not flat.numel():
         return 1.0
     fan_in = flat.numel() // param.shape[0] if param.dim() > 1 else flat.numel()
     if quantile is None:
-        squares = math.fsum(float(part.double().square().sum()) for part in flat.split(CHUNK))
-        size = math.sqrt(squares / flat.numel())
+        size = root_mean_square(flat)
     else:
         size = float(flat.abs().kthvalue(max(1, round(quantile * flat.numel()))).values)
-    floor = FLOOR / math.sqrt(fan_in)
+    floor = FLOOR / math.sqrt(fan_in) if least is None else least
     if not math.isfinite(size):
         return rounded(floor)
     return rounded(size if small and size else max(size, floor))

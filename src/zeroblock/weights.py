@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import block as blocks_of
+from .adapter.pair import Pair, pairs
 from .basis import Basis, Elsewhere, Grid, Initial, Site
 from .block import Block
 from .direction import Direction, JustInTime, Member, Subtracted, Swapped, Written
@@ -21,7 +22,7 @@ from .offload.shelf import shelf_of
 from .ops import DTYPES
 from .quantise import Codes, QuantisedLinear, Scales, elements, quantised_layers
 from .shard import Box, Gathering, box_of, is_spread, whole
-from .subspace import Subspace, typical_size
+from .subspace import Subspace, root_mean_square, typical_size
 
 Restore = Literal["copy", "subtract"]
 
@@ -79,7 +80,7 @@ class Weights:
         boxes = {name: box_of(name, param) for name, param in self.params.items()}
         self.boxes: dict[str, Box] = {name: box for name, box in boxes.items() if box is not None}
         """Where the shards of this process lie in their tensors."""
-        self.initial = {name: subspace.initial(self.values(name)) if subspace.reads else None for name in self.params}
+        self.sizes, self.initial = self.read()
         self._members: dict[int, tuple[Member, ...]] = {}
         """Those of blocks whose bases never change."""
         self._placed: torch.device | None = None
@@ -89,10 +90,56 @@ class Weights:
         self.anchor: dict[str, Tensor] = {}
         """A copy of the active block as it was when its turn began, by name, where the estimator measures there."""
 
+    def read(self) -> tuple[dict[str, float], dict[str, Initial]]:
+        """Read the numbers off the weights that the subspace needs, as they are before training.
+
+        Returns:
+            The sizes that follow from other tensors, and the numbers of every tensor, by name.
+        """
+        if not self.subspace.reads:
+            return {}, dict.fromkeys(self.params)
+        sizes = {} if self.subspace.product is None else self._sizes()
+        given = {name: {"size": size} for name, size in sizes.items()}
+        return sizes, {n: self.subspace.initial(self.values(n), **given.get(n, {})) for n in self.params}
+
+    def _sizes(self) -> dict[str, float]:
+        """The sizes of factors of adapters that follow from the matrices beside them; shards are gathered by all."""
+        names = {id(param): name for name, param in self.params.items()}
+        sizes: dict[str, float] = {}
+        for pair in pairs(self.model):
+            matrix = self._beside(pair) if id(pair.still) in names else None
+            if matrix is None:
+                continue
+            drawn = root_mean_square(whole(self.shelf.value(pair.drawn)))
+            size = pair.size(root_mean_square(matrix), drawn)
+            if size is not None:
+                sizes.setdefault(names[id(pair.still)], size)
+        return sizes
+
+    def _beside(self, pair: Pair) -> Tensor | None:
+        """The matrix beside a pair; None where its numbers are elsewhere, or not to be read."""
+        layer, weight = pair.layer, getattr(pair.layer, "weight", None)
+        if not isinstance(weight, Tensor) or weight.is_meta:
+            return None
+        if isinstance(layer, QuantisedLinear):
+            with self.shelf.showing(layer):
+                return None if is_spread(layer.weight) else layer.expanded()
+        if weight.dtype not in DTYPES or (hasattr(weight, "__tensor_flatten__") and not is_spread(weight)):
+            return None  # packed by others
+        if getattr(layer, "_hf_device_mesh", None) is not None and not is_spread(weight):
+            return None  # a part of the matrix, another one in every process
+        return whole(self.shelf.value(weight))
+
     def start_from(self, initial: Mapping[str, Initial]) -> None:
         """Take the numbers that were read off the weights when the run began, and drop the bases made of others."""
         self.initial = dict(initial)
         self._members.clear()
+
+    def begin_in(self, subspace: Subspace) -> None:
+        """Draw directions in another subspace from the first step on."""
+        self.subspace = subspace
+        self.sizes, initial = self.read()
+        self.start_from(initial)
 
     @property
     def capturable(self) -> bool:

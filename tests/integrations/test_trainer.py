@@ -17,6 +17,8 @@ import transformers
 from trainer_toy import WORDS, Batch, Collator, arguments, model, rows, same_weights, trainer
 
 import zeroblock as zb
+from zeroblock import budget
+from zeroblock.adapter import Lora
 from zeroblock.budget import Budget
 from zeroblock.journal import read
 from zeroblock.quantise import store_
@@ -117,6 +119,31 @@ def test_checkpoints_without_weights_resume_by_replaying_their_journal(whole: An
         trainer(tmp_path, args=args, **options).train(resume_from_checkpoint=str(checkpoint))
     with pytest.raises(zb.ZeroBlockError, match="save_weights=False leaves the weights out"):
         trainer(tmp_path, args={"save_only_model": True}, **options)
+
+
+@pytest.mark.filterwarnings("ignore:without a learning rate:zeroblock.ZeroBlockWarning")  # of a floor
+@pytest.mark.parametrize("save_weights", [True, False])
+def test_checkpoints_of_an_adapter_that_began_with_the_floor_go_on_with_it(
+    save_weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until 2026-11-18 the size of LoRA's B did not follow from the matrix."""
+    pytest.importorskip("peft")
+    args = {"save_strategy": "steps", "save_steps": 4, "learning_rate": None, "lr_scheduler_type": "constant"}
+
+    def run(folder: str) -> Any:
+        options = {"model": Lora(2).attach(model()), "save_weights": save_weights}
+        return trainer(tmp_path / folder, args={**args, "max_steps": 6}, **options)
+
+    with monkeypatch.context() as before:
+        before.setattr(budget, "PRODUCT", None)
+        whole = run("whole")
+        whole.train()
+    second, fresh = run("second"), run("fresh")
+    second.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    assert same_weights(second.model, whole.model)
+    assert second.zero_order.parts == whole.zero_order.parts
+    fresh.train()
+    assert not same_weights(fresh.model, whole.model)
 
 
 def test_a_second_call_of_train_and_an_optimizer_that_is_built_already(tmp_path: Path) -> None:

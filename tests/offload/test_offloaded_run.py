@@ -60,8 +60,12 @@ def test_a_run_on_a_file(llama: Path, data: Path, tmp_path: Path, models: list[A
     assert not [file for file in (tmp_path / "offloaded").iterdir() if "weights" in file.name]
 
 
-def test_adapters_keep_their_dtype(llama: Path, data: Path, tmp_path: Path, models: list[Any]) -> None:
-    config = settings(llama, data, dtype="bf16", steps=2, eval_every=2, eval_limit=2, lora="r=2,targets=q,v")
+@pytest.mark.parametrize("lr", [1e-2, None])
+def test_adapters_keep_their_dtype(
+    llama: Path, data: Path, tmp_path: Path, models: list[Any], lr: float | None
+) -> None:
+    lora = "r=2,targets=q,v"
+    config = settings(llama, data, lr=lr, dtype="bf16", steps=2, eval_every=2, eval_limit=2, lora=lora)
     run(config, tmp_path / "resident")
     run(config.replace(offload="disk"), tmp_path / "offloaded")  # the files are fp32
     assert {param.dtype for param in models[1].parameters()} == {torch.float32, torch.bfloat16}

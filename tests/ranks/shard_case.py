@@ -19,6 +19,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
+import lora_toy
 import zeroblock as zb
 from toy import same
 from zeroblock.basis import Basis, Elementwise
@@ -102,6 +103,18 @@ def split(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     for layer in model.layers:
         parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     return model
+
+
+def sized(size: int) -> tuple[Any, Any]:
+    """The sizes that optimizers without a learning rate read off LoRA, beside whole matrices and beside shards."""
+    whole_one = zb.mezo_bcd(lora_toy.adapted(), parallel=None)
+    model = lora_toy.adapted()
+    mesh = DeviceMesh.from_group(group(size), "cpu")
+    for layer in model.base_model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    optimizer = zb.mezo_bcd(model, parallel=None)
+    assert optimizer.weights.sharded
+    return whole_one.weights.initial, optimizer.weights.initial
 
 
 def gathered(optimizer: zb.ZeroOrder) -> Weights:

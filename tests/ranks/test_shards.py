@@ -36,6 +36,13 @@ def test_fsdp_equals_one_process(pool: Pool, dtype: torch.dtype) -> None:
             assert same(outcome[name][0], weights), name
 
 
+def test_the_sizes_of_adapters_are_those_of_whole_matrices(pool: Pool) -> None:
+    pytest.importorskip("peft")
+    for whole, sharded in pool.run(shard_case.sized, 2, size=2):
+        assert sharded == whole
+        assert len(whole) == 4
+
+
 @pytest.mark.parametrize("way", ["data", "probes"])
 def test_pairs_of_shards_share_data_or_probes(pool: Pool, way: str) -> None:
     options = {"shares": 2} if way == "data" else {"probes": 2}

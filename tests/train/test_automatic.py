@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ from toy import snapshot as copy_of
 from zeroblock import budget
 from zeroblock.budget import DISPLACEMENT, Budget
 from zeroblock.cli import app
-from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
+from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import read
 from zeroblock.report.view import Progress, Quiet, step_line
 from zeroblock.schedule import SCHEDULES, Weighing
 from zeroblock.schedule.base import Blind
+from zeroblock.subspace import root_mean_square
 from zeroblock.train import Config, resume, run
 from zeroblock.train.lr import Rates
 
@@ -141,14 +141,36 @@ def test_of_steps_that_move_several_blocks_no_size_is_told(llama: Path, data: Pa
 
 def test_an_adapter_that_begins_at_zero_moves(llama: Path, data: Path, tmp_path: Path, models: list[Any]) -> None:
     pytest.importorskip("peft")
+    """By a share of the matrix beside it."""
     config = settings(llama, data, lr=None, lora="r=2,targets=q,v", steps=6, method="mezo")
-    with pytest.warns(ZeroBlockWarning, match="starts at zero"):  # by a share of what it might be, and learns little
-        run(config, tmp_path / "run")
-    seconds = {name: param for name, param in models[0].named_parameters() if "lora_B" in name}
-    assert seconds
-    for param in seconds.values():
-        rms = float(param.detach().square().mean().sqrt())
-        assert 0.3 * DISPLACEMENT < rms / (0.25 / math.sqrt(2)) < 3 * DISPLACEMENT
+    run(config, tmp_path / "run")
+    layers = [module for module in models[0].modules() if hasattr(module, "get_delta_weight")]
+    assert layers
+    for layer in layers:
+        share = root_mean_square(layer.get_delta_weight("default")) / root_mean_square(layer.get_base_layer().weight)
+        assert 0.3 * DISPLACEMENT < share < 3 * DISPLACEMENT
+
+
+@pytest.mark.filterwarnings("ignore:without a learning rate:zeroblock.ZeroBlockWarning")  # of a floor
+def test_a_run_whose_adapter_began_with_the_floor_goes_on_with_it(
+    llama: Path, data: Path, tmp_path: Path, models: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until 2026-11-18 the size of LoRA's B did not follow from the matrix."""
+    pytest.importorskip("peft")
+    config = settings(llama, data, lr=None, lora="r=2,targets=q,v", steps=6, dtype="bf16")
+    with monkeypatch.context() as before:
+        before.setattr(budget, "PRODUCT", None)
+        run(config, tmp_path / "whole")
+        assert run(config, tmp_path / "parts", Kill(3)).summary is None
+    resume(tmp_path / "parts")
+    assert same(copy_of(models[0]), copy_of(models[-1]))
+    assert kept(tmp_path / "whole") == kept(tmp_path / "parts")
+    run(config, tmp_path / "now")
+    assert run(config, tmp_path / "stopped", Kill(3)).summary is None
+    resume(tmp_path / "stopped")
+    assert kept(tmp_path / "now") == kept(tmp_path / "stopped")
+    words = [read(tmp_path / name).header.parts["subspace"] for name in ("parts", "now")]
+    assert words == [f"Relative(subspace=Full(), quantile=0.1{more})" for more in ("", f", product={budget.PRODUCT}")]
 
 
 def test_minutes_are_the_length_of_a_run_without_lr(llama: Path, data: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .. import method as methods
 from .. import model as models
 from ..budget import MEAN_SQUARE, Budget
+from ..composition import begin_as
 from ..errors import ZeroBlockError
 from ..journal.format import locate
 from ..optimizer import ZeroOrder
@@ -223,6 +224,7 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         if checkpoint is not None and self.ledger is not None:
             contents = self.ledger.load(Path(checkpoint))
             if contents is not None and not _holds_weights(Path(checkpoint)):
+                begin_as(self.zero_order, contents.header.parts.get("subspace"))
                 contents.header.check(self.zero_order)
                 replay(self.zero_order, contents.records)
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -97,9 +97,7 @@ class Header:
                 "create the journal before the first step, or open the one of this run"
             )
         weights = optimizer.weights
-        reads = weights.subspace.reads and not weights.sharded
-        read = {n: weights.subspace.initial(weights.values(n)) for n in weights.params} if reads else {}
-        if read and read != weights.initial:
+        if weights.subspace.reads and not weights.sharded and weights.read()[1] != weights.initial:
             raise ZeroBlockError(
                 "the weights have changed since the optimizer was built, which read their sizes: load the weights "
                 "first, then build it"

@@ -35,13 +35,18 @@ Spec = dict[str, Any]
 
 
 def describe(kind: str, part: object) -> Spec | None:
-    """A part as data; None for one that is not zeroblock's own, which a file cannot rebuild."""
+    """A part as data; None for one that is not zeroblock's own, which a file cannot rebuild.
+
+    A field that its part got later is left out where it has its default, as in the journals that lack it.
+    """
     if KNOWN[kind].classes().get(type(part).__name__) is not type(part):
         return None
     data: Spec = {"name": type(part).__name__}
     hints = typing.get_type_hints(type(part))
     for field in dataclasses.fields(part):  # type: ignore[arg-type]
         value = getattr(part, field.name)
+        if "later" in field.metadata and value == field.default:
+            continue
         if dataclasses.is_dataclass(value):
             value = describe(PARTS[hints[field.name]], value)
             if value is None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..closure import Closure
 from ..errors import ZeroBlockError
-from ..journal import Header, Record
+from ..journal import Record
 from ..optimizer import ZeroOrder
 from ..step import Mean
 from . import snapshot
@@ -171,16 +171,6 @@ def learner(config: Config, model: nn.Module, listener: Listener) -> Learner:
     if config.method == BACKPROPAGATION:
         return Backpropagation(model, config.weight_decay, listener)
     return ZerothOrder(optimizer(config, model, parallel=_parallel(config)), listener)
-
-
-def as_begun(learner: ZerothOrder, header: Header, *, force: bool) -> ZerothOrder:
-    """The learner of a run that is resumed; one that began when its subspace lacked a field goes on without it."""
-    built = learner.optimizer
-    earlier = built.subspace.earlier
-    if earlier is None or built.team is not None or header.parts.get("subspace") != repr(earlier):
-        return learner
-    assert built.listener is not None
-    return ZerothOrder(header.rebuild(built.model, force=force), built.listener)
 
 
 def _parallel(config: Config) -> str:

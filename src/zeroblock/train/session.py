@@ -15,6 +15,7 @@ import torch
 
 from .. import adapter
 from ..budget import Budget
+from ..composition import begin_as
 from ..errors import ZeroBlockError
 from ..evaluate.measurement import Measurement
 from ..journal import Header, Record, replay
@@ -29,7 +30,7 @@ from . import snapshot
 from .batch import Batches
 from .folder import Folder
 from .follower import Log
-from .learner import ZerothOrder, as_begun, learner
+from .learner import ZerothOrder, learner
 from .lr import Rates
 from .meeting import Meetings
 from .peers import Peers
@@ -145,8 +146,8 @@ class Session:
         The weights follow in :meth:`_catch_up`.
         """
         assert isinstance(self.learner, ZerothOrder)
-        self.learner = as_begun(self.learner, header, force=force)
         optimizer = self.learner.optimizer
+        begin_as(optimizer, header.parts.get("subspace"))
         self.peers.together(lambda: header.check(optimizer, force=force))
         note, measurements = self.peers.first(
             lambda: (self.folder.reopen(records, len(records)), self.folder.measurements)
