@@ -97,17 +97,18 @@ def filled(text: str, name: str, lines: Sequence[str]) -> str:
 
 
 def tasks(rows: Path) -> list[str]:
-    """The table of all tasks of SmolLM2, as results/lrfree/table.py makes it."""
+    """The tables of all tasks, as results/lrfree/table.py makes them, one per model."""
     spec = importlib.util.spec_from_file_location("lrfree_table", HERE.parent / "lrfree" / "table.py")
     assert spec is not None
     assert spec.loader is not None
     lrfree = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(lrfree)
-    if not list((rows / "smollm2").glob("*/runners.csv")):
-        return []
-    cells, found = lrfree.read(rows / "smollm2")
-    lines: list[str] = lrfree.markdown(rows / "smollm2", cells, found)
-    return lines[2:-1]  # without its heading
+    lines: list[str] = []
+    for model, name in MODELS.items():
+        if list((rows / model).glob("*/runners.csv")):
+            cells, found = lrfree.read(rows / model)
+            lines += ["", f"### {name}", "", *lrfree.markdown(rows / model, cells, found)[2:-1]]  # without its heading
+    return lines[1:]
 
 
 def standings(courses: dict[tuple[str, str], Course], docs: Path) -> list[str]:

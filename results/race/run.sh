@@ -18,7 +18,7 @@ QWEN=${QWEN:-models/Qwen2.5-1.5B}
 DATA=${DATA:-data}
 OUT=${OUT:-runs/race}
 RUNNER_S=${RUNNER_S:-10}
-QWEN_RUNNER_S=${QWEN_RUNNER_S:-24}
+QWEN_RUNNER_S=${QWEN_RUNNER_S:-20}
 JOBS=${JOBS:-12}
 QWEN_JOBS=${QWEN_JOBS:-6}
 RACE_S=${RACE_S:-400}
@@ -58,8 +58,9 @@ qwen() {
     local out=$OUT/qwen
     local rates=(--lr mezo_bcd=auto,3e-6,1e-5,3e-5,1e-4 --lr fzoo_bcd=auto)
     local here=("$QWEN" "$QWEN_RUNNER_S" "$QWEN_JOBS")
-    race "${here[@]}" $OPTIONS --task sst2,rte,boolq,copa --methods mezo_bcd,zero-shot,fzoo_bcd,mezo "${rates[@]}" \
+    race "${here[@]}" $OPTIONS --task sst2,rte --methods mezo_bcd,zero-shot,fzoo_bcd,mezo "${rates[@]}" \
         --lr mezo=auto,1e-7,3e-7,1e-6,3e-6 --out "$out"
+    race "${here[@]}" $OPTIONS --task boolq,copa --methods mezo_bcd,zero-shot,fzoo_bcd "${rates[@]}" --out "$out"
     race "${here[@]}" $GENERATING --task squad --methods mezo_bcd,zero-shot,fzoo_bcd "${rates[@]}" --out "$out/squad"
 }
 

@@ -47,12 +47,13 @@ QUANTILE = 0.1
 Norms of Gemma-3-270M have elements of up to 524 beside a median of 27 and a root mean square of 42. Moved at random by
 5 % of their size (24 sentences of sst2, loss 0.45 before): all matrices of the layers 0.43, embedding 0.50; the norms
 by the root mean square 1.60, by the median 1.10, by this quantile 0.48, each element by its own size 0.48."""
-PRODUCT: float | None = 1.0
+PRODUCT: float | None = 2.0
 """The size of LoRA's product, in units of the matrix beside it, from which that of B follows.
 
 Known of SmolLM2-135M, 100 steps of fzoo_bcd on review sentences, batch 8, r 8, loss on 200 dev sentences: on q and v
 0.87 with 0.5, 0.61 and 0.64 with 1, 0.51 and 0.49 with 2, 0.58 and 0.50 with 4 (two seeds); on every matrix 0.54 with
-1 and with 2, 0.72 with 4; 1.11 to 1.15 with the floor."""
+1 and with 2, 0.72 with 4; 1.11 to 1.15 with the floor.  Qwen2.5-1.5B, sst2, 5,000 steps of mezo_bcd on q and v with 2:
+59 to 83 % of test, 86 % where all weights move."""
 UNKNOWN_VISITS = 1000
 """Visits of a block for which a constant learning rate keeps the budget, where the length of the run is unknown."""
 COARSE = 4 * DISPLACEMENT
