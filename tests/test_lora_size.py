@@ -262,15 +262,56 @@ def test_states_of_before_are_continued_as_they_were(monkeypatch: pytest.MonkeyP
     assert today.parts == optimizer.parts
 
 
-def test_two_fields_that_came_later() -> None:
+@pytest.mark.parametrize("began", [None, 1.0, 0.125])
+def test_runs_go_on_in_the_units_that_they_began_with(began: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the default becomes."""
+    with monkeypatch.context() as before:
+        before.setattr(budget, "PRODUCT", began)
+        optimizer = built("mezo_bcd", adapted())
+        header = Header.of(optimizer)
+    records = [step(optimizer) for _ in range(4)]
+    state, weights = optimizer.state_dict(), snapshot(optimizer.model)
+    records += [step(optimizer) for _ in range(4)]
+    replayed, resumed, loaded = adapted(), built("mezo_bcd", adapted()), built("mezo_bcd", adapted())
+    zb.replay(header.rebuild(replayed), records)
+    assert same(snapshot(replayed), snapshot(optimizer.model))
+    with pytest.raises(ZeroBlockError, match="the journal was written with subspace"):
+        header.check(resumed)
+    composition.begin_as(resumed, header.parts["subspace"])
+    header.check(resumed)
+    zb.replay(resumed, records)
+    assert same(snapshot(resumed.model), snapshot(optimizer.model))
+    loaded.model.load_state_dict(weights, strict=False)
+    loaded.load_state_dict(state)
+    assert [step(loaded) for _ in range(4)] == records[4:]
+
+
+def test_units_of_words() -> None:
     now = zb.Relative(zb.LowRank(2), 0.1, product=2.0)
-    middle, first = zb.Relative(zb.LowRank(2), 0.1), zb.Relative(zb.LowRank(2))
-    assert (now.earlier, middle.earlier, first.earlier) == (middle, first, None)
-    assert composition.earlier_form(now, repr(first)) == first
-    assert composition.earlier_form(now, "Relative(subspace=Full())") == now
+    for other in (zb.Relative(zb.LowRank(2)), zb.Relative(zb.LowRank(2), 0.25), zb.Relative(zb.LowRank(2), None, 1e-5)):
+        assert now.in_units(repr(other)) == other
+    for other in (zb.Relative(), zb.Relative(zb.LowRank(3), 0.1), zb.Full()):
+        assert now.in_units(repr(other)) is now
+    assert zb.Full().in_units(repr(now)) == zb.Full()
     assert repr(zb.Relative(product=2.0)) == "Relative(subspace=Full(), product=2.0)"
     with pytest.raises(ZeroBlockError, match="product"):
         zb.Relative(product=0.0)
+
+
+def test_units_that_the_user_chose_are_kept() -> None:
+    state = built("mezo_bcd", adapted()).state_dict()
+    chosen = zb.mezo_bcd(adapted(), subspace=zb.Relative(quantile=0.1, product=4.0), seed=state["seed"])
+    with pytest.raises(ZeroBlockError, match="the state was saved with subspace"):
+        chosen.load_state_dict(state)
+
+
+def test_a_journal_is_not_replayed_with_another_alpha() -> None:
+    """The weights are the same ones, but B has another size."""
+    header = Header.of(zb.mezo_bcd(layered("q", lora_alpha=16)))
+    header.rebuild(layered("q", lora_alpha=16))
+    with pytest.raises(ZeroBlockError, match="alpha"):
+        header.rebuild(layered("q", lora_alpha=8))
+    assert Header.decode(header.encode()) == header
 
 
 def test_a_model_without_lora_has_the_journal_that_it_had() -> None:

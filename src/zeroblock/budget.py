@@ -34,7 +34,7 @@ Known of SmolLM2-135M: on sst2, 20,000 steps whose lr came to 0.046 in these uni
 80.4 % (results/smollm2 and dev/LOG.md, with clip, lr linear to 0); on review sentences, 150 steps of batch 16 with
 0.06 learned faster than with 0.03 (dev/LOG.md).  Qwen2.5-1.5B's good lr comes to 0.05 if its coefficients are near
 8, which nobody has recorded.  Gemma-3-270M: 200 steps of fzoo_bcd, batch 8, take sst2 from 60.0 to 83.0 % on 200 dev
-sentences.  Not measured: other tasks, whole-model methods."""
+sentences.  Other tasks and methods, on SmolLM2 and Qwen2.5-1.5B: docs/race.md."""
 EPS = 0.04
 """Distance of the points from θ, in units of the weights.
 

@@ -195,32 +195,30 @@ def check_alone(weights: Weights) -> None:
 
 
 def begin_as(optimizer: Any, words: str | None) -> None:
-    """Give an optimizer the subspace of the journal or state that it takes up, if that is an earlier form of its own.
+    """Give an optimizer the units of the journal or state that it takes up, if it did not get its own from the user.
 
     Args:
         optimizer: on the weights that the run began with, or about to load a state.
         words: for the subspace, as the journal or the state has them.
     """
-    begun = earlier_form(optimizer.subspace, words)
+    begun = as_begun(optimizer, words)
     if begun != optimizer.subspace:
         vars(optimizer)["subspace"] = begun  # which is fixed for everybody else
         optimizer.weights.begin_in(begun)
         optimizer.enter(optimizer.turn)
 
 
-def earlier_form(subspace: Subspace, words: str | None) -> Subspace:
-    """What older journals mean by a subspace, by the words that they have for it; the subspace itself by default."""
-    form: Subspace | None = subspace
-    while form is not None and in_words(form) != words:
-        form = form.earlier
-    return form or subspace
+def as_begun(optimizer: Any, words: str | None) -> Subspace:
+    """The subspace of an optimizer in the units of a run; its own where the user chose them."""
+    subspace: Subspace = optimizer.subspace
+    return subspace.in_units(words) if optimizer.chose_units and words is not None else subspace
 
 
 def check_state(optimizer: Any, state_dict: dict[str, Any]) -> None:
     """Refuse a state that another optimizer saved."""
     if "parts" not in state_dict:
         raise ZeroBlockError("this state is not one of ZeroOrder.state_dict()")
-    begun = earlier_form(optimizer.subspace, state_dict["parts"].get("subspace"))
+    begun = as_begun(optimizer, state_dict["parts"].get("subspace"))
     for what, mine, theirs in [
         ("seed", optimizer.seed, state_dict["seed"]),
         ("number of blocks", len(optimizer.blocks), len(state_dict["scores"])),

@@ -135,7 +135,10 @@ class ZeroOrder(torch.optim.Optimizer):
         self.schedule: Schedule = schedule or Shuffled()
         subspace, rule = subspace or Full(), rule or SGD()
         self.estimator: Estimator = estimator or (TwoSided() if lr is not None else TwoSided(budget.EPS))
+        given = subspace
         self.subspace, self.rule = (subspace, rule) if lr is not None else budget.unscaled(subspace, rule, model)
+        self.chose_units = self.subspace is not given
+        """Whether zeroblock chose the units of directions; runs of before may have others."""
         composition.check(self.subspace, restore, interval, fold, weight_decay)
         composition.check_anchor(self.estimator, restore, fold)
         self.model, self.partition = model, partition

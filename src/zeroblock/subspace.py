@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+import re
 
 import torch
 from torch import Tensor
@@ -55,10 +56,16 @@ class Subspace(abc.ABC):
         """
         return None
 
-    @property
-    def earlier(self) -> Subspace | None:
-        """What older journals mean by this subspace, which lack one of its fields; None where none does."""
-        return None
+    def in_units(self, words: str) -> Subspace:
+        """This subspace in the units that other words for it have: those of a run that began when others were chosen.
+
+        Args:
+            words: for the subspace, as a journal or a state has them.
+
+        Returns:
+            The subspace itself where the words are not about its units alone.
+        """
+        return self
 
     @property
     def reads(self) -> bool:
@@ -247,11 +254,12 @@ class Relative(Subspace):
     def retraces(self) -> bool:
         return self.subspace.retraces
 
-    @property
-    def earlier(self) -> Subspace | None:
-        if self.product is not None:
-            return Relative(self.subspace, self.quantile)
-        return None if self.quantile is None else Relative(self.subspace)
+    def in_units(self, words: str) -> Subspace:
+        found = WORDS.fullmatch(words)
+        if found is None or found["subspace"] != f"{self.subspace}":
+            return self
+        quantile, product = (None if number is None else float(number) for number in found.group("quantile", "product"))
+        return Relative(self.subspace, quantile, product)
 
     def __post_init__(self) -> None:
         if self.quantile is not None and not 0 < self.quantile <= 1:
@@ -272,6 +280,11 @@ class Relative(Subspace):
         return Scaled(inner, rounded(size / inner.spread))
 
 
+NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+WORDS = re.compile(
+    rf"Relative\(subspace=(?P<subspace>.+?)(?:, quantile=(?P<quantile>{NUMBER}))?(?:, product=(?P<product>{NUMBER}))?\)"
+)
+"""How :class:`Relative` is written in journals and states."""
 FLOOR = 0.25
 """Smallest size of a tensor for :class:`Relative`, in units of 1/√fan-in, the usual size of initial weights.
 Qwen2.5-1.5B's matrices have 0.4 to 1.2 of these units, SmolLM2-135M's 1 to 10."""

@@ -114,6 +114,7 @@ def sized(size: int) -> tuple[Any, Any]:
         fully_shard(layer, mesh=mesh)
     optimizer = zb.mezo_bcd(model, parallel=None)
     assert optimizer.weights.sharded
+    assert optimizer.weights.sizes
     return whole_one.weights.initial, optimizer.weights.initial
 
 

@@ -21,9 +21,9 @@ class Framed(Held):
 
     U of m×r and V of n×r have orthonormal columns: the Q of the QR decomposition of seeded normal noise, with
     the signs that make R's diagonal positive.  They are made once per turn, in fp64, and held in fp32 while the
-    turn lasts.  Products and decompositions are those of the machine's libraries, but rounding to fp32 leaves hardly a
-    trace of that.  Updates are sums in the order that ``ops`` specifies; a copy for measuring takes the faster product of torch.
-    A captured step would hold on to the frames of its turn, so steps are not captured.
+    turn lasts.  Products and decompositions are those of the machine's libraries, but rounding to fp32 leaves hardly
+    a trace of that.  Updates are sums in the order that ``ops`` specifies; a copy for measuring takes the faster
+    product of torch.  A captured step would hold on to the frames of its turn, so steps are not captured.
 
     With ``held``, B of r×r in fp32, steps move B and not the tensor W: θ is W + gain·U B Vᵀ until :meth:`fold_`.
 
@@ -130,11 +130,13 @@ def orthonormal(noise: Tensor) -> Tensor:
     """Q of the QR decomposition with R's diagonal positive, (m, r) in fp64.
 
     RᵀR = XᵀX is a Cholesky decomposition of r×r, and Q = X R⁻¹: products, where a QR of m×r is a sequence of m×r steps
-    that keep a GPU waiting.  Normal noise of m ≥ 4r rows has singular values within a factor of about 3, so that Q loses
-    one of sixteen digits.
+    that keep a GPU waiting.  Normal noise of m ≥ 4r rows has singular values within a factor of about 3 (6 for small
+    r), so that Q loses one or two of sixteen digits.
     """
     if noise.shape[0] < TALL * noise.shape[1]:
         q, r = torch.linalg.qr(noise)
-        return q * torch.where(r.diagonal() < 0, -1.0, 1.0)
-    r = torch.linalg.cholesky(noise.T @ noise, upper=True)
-    return torch.linalg.solve_triangular(r, noise, upper=True, left=False)
+        frame: Tensor = q * torch.where(r.diagonal() < 0, -1.0, 1.0)
+    else:
+        r = torch.linalg.cholesky(noise.T @ noise, upper=True)
+        frame = torch.linalg.solve_triangular(r, noise, upper=True, left=False)
+    return frame

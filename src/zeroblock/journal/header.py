@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -207,6 +208,11 @@ class Header:
                 f"the journal was written with partition {shown(self.parts.get('partition'))}, this optimizer has "
                 f"{optimizer.parts['partition']}, whose blocks hold other parameters"
             )
+        if self.method.get("sizes") != mine.get("sizes"):
+            raise ZeroBlockError(
+                "the sizes of LoRA's factors are not those of the journal's run: give the adapter the alpha and the "
+                "scaling that it was trained with, beside the same matrices"
+            )
         frozen = {name for name, p in optimizer.model.named_parameters() if not p.requires_grad}
         if frozen != set(self.frozen):
             name = min(frozen ^ set(self.frozen))
@@ -330,7 +336,15 @@ def _method(optimizer: ZeroOrder) -> dict[str, Any]:
         "restore": optimizer.restore,
         **({} if optimizer.fold == 1 else {"fold": optimizer.fold}),
         **({} if optimizer.clip is None else {"clip": optimizer.clip}),
+        **({} if not optimizer.weights.sizes else {"sizes": _sizes(optimizer)}),
     }
+
+
+def _sizes(optimizer: ZeroOrder) -> str:
+    """A hash of the sizes that follow from other tensors, and from numbers that are no weights, as LoRA's alpha."""
+    initial: dict[str, Any] = optimizer.weights.initial
+    listed = [[name, initial[name][0]] for name in sorted(optimizer.weights.sizes)]
+    return hashlib.blake2b(json.dumps(listed).encode(), digest_size=16).hexdigest()
 
 
 def _decays(optimizer: ZeroOrder) -> str | tuple[str, ...]:
@@ -340,11 +354,13 @@ def _decays(optimizer: ZeroOrder) -> str | tuple[str, ...]:
 
 
 def _is_method(data: dict[str, Any]) -> bool:
+    needed = {"partition", *PARTS, "interval", "distribution", "rounding", "restore"}
     return (
-        set(data) - {"clip", "fold"} == {"partition", *PARTS, "interval", "distribution", "rounding", "restore"}
+        set(data) - {"clip", "fold", "sizes"} == needed
         and spec.fits(data.get("clip", 1.0), float)
         and spec.fits(data["interval"], int)
         and spec.fits(data.get("fold", 1), int)
+        and spec.fits(data.get("sizes", ""), str)
         and all(data[part] is None or isinstance(data[part], dict) for part in PARTS)
         and data["distribution"] in [d.name.lower() for d in Distribution]
         and data["rounding"] in [r.name.lower() for r in Rounding]
