@@ -227,6 +227,17 @@ def test_mezo_svrg(partition: Any, boost: float) -> None:
     assert_same_end(plain, optimizer, anchor=distance(optimizer.model))
 
 
+def test_one_anchor_is_in_memory() -> None:
+    """Steps that are over hold the anchor that they measured at until garbage is collected."""
+    model, tokens = Tiny(), torch.arange(7)
+    optimizer, places = zb.mezo_svrg(model, 1e-3, interval=2), set()
+    for _ in range(8):
+        optimizer.step(lambda: nn.functional.cross_entropy(model(tokens), tokens.roll(-1)))
+        places.add(tuple(copy.data_ptr() for copy in optimizer.weights.anchor.values()))
+    assert len(places) == 1
+
+
+
 def test_an_anchor_is_asked_for_at_the_beginning_of_a_turn_alone() -> None:
     model = Tiny()
     optimizer, asked = zb.mezo_svrg(model, 1e-3, interval=3, batches=5), []

@@ -206,11 +206,22 @@ class Weights:
         return members
 
     def drop_anchor(self, members: Sequence[Member]) -> None:
-        """Keep a copy of a block as it is now, in the place of the last one."""
+        """Keep a copy of a block as it is now, in the place of the last one.
+
+        It is written into the last one's memory if it has the same tensors: steps that are over may hold that until
+        Python collects its garbage.
+        """
+        places = [self.shelf.place(param) for _, param, _ in members]
+        wanted = [(param.shape, param.dtype, place) for (_, param, _), place in zip(members, places, strict=True)]
+        room = list(self.anchor.values())
+        if [(copy.shape, copy.dtype, copy.device) for copy in room] != wanted:
+            room = []
         self.anchor.clear()  # before the next is made
-        for name, param, _ in members:
-            place = self.shelf.place(param)
-            self.anchor[name] = param.detach().to(place, copy=True, memory_format=torch.contiguous_format)
+        for i, (name, param, _) in enumerate(members):
+            if room:
+                self.anchor[name] = room[i].copy_(param.detach())
+            else:
+                self.anchor[name] = param.detach().to(places[i], copy=True, memory_format=torch.contiguous_format)
 
     def anchored(self, members: Sequence[Member]) -> tuple[Member, ...]:
         """The tensors of the active block with directions from the anchor."""

@@ -19,7 +19,7 @@ class Elsewhere(Wrapped):
 
     Args:
         inner: the basis.
-        origin: θ̃, of the tensor's shape and dtype; it is never written.
+        origin: θ̃, of the tensor's shape and dtype; the next anchor may be written into it.
     """
 
     inner: Basis
