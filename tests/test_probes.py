@@ -237,7 +237,6 @@ def test_one_anchor_is_in_memory() -> None:
     assert len(places) == 1
 
 
-
 def test_an_anchor_is_asked_for_at_the_beginning_of_a_turn_alone() -> None:
     model = Tiny()
     optimizer, asked = zb.mezo_svrg(model, 1e-3, interval=3, batches=5), []
