@@ -23,7 +23,7 @@ from zeroblock.journal import Header
 from zeroblock.method import METHODS
 from zeroblock.quantise import Scales
 from zeroblock.rule.normalized import LIMIT
-from zeroblock.subspace import typical_size
+from zeroblock.size import typical_size
 
 STEPS = 14
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -22,7 +22,7 @@ from zeroblock.adapter.pair import pairs
 from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import Header, read
 from zeroblock.quantise import quantise_
-from zeroblock.subspace import root_mean_square, rounded
+from zeroblock.size import root_mean_square, rounded
 
 FOLDER = Path(__file__).parent / "fixtures" / "lora"
 DIGESTS: dict[str, str] = json.loads(FOLDER.joinpath("weights.json").read_text())

@@ -8,7 +8,8 @@ import torch
 from zeroblock.basis import Factored, Site
 from zeroblock.errors import ZeroBlockError
 from zeroblock.noise import Distribution, Key, Rounding
-from zeroblock.subspace import Bernoulli, Full, LowRank, Sparse, smallest
+from zeroblock.size import smallest
+from zeroblock.subspace import Bernoulli, Full, LowRank, Sparse
 
 SUBSPACES = [Full(), LowRank(2), LowRank(99), Sparse(0.5), Bernoulli(0.3)]
 SHAPES = [(5, 7), (9,), (), (1, 4), (3, 2, 2), (6, 1)]

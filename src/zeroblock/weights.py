@@ -22,7 +22,8 @@ from .offload.shelf import shelf_of
 from .ops import DTYPES
 from .quantise import Codes, QuantisedLinear, Scales, elements, quantised_layers
 from .shard import Box, Gathering, box_of, is_spread, whole
-from .subspace import Subspace, root_mean_square, typical_size
+from .size import root_mean_square, typical_size
+from .subspace import Subspace
 
 Restore = Literal["copy", "subtract"]
 

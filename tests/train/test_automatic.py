@@ -22,7 +22,7 @@ from zeroblock.journal import read
 from zeroblock.report.view import Progress, Quiet, step_line
 from zeroblock.schedule import SCHEDULES, Weighing
 from zeroblock.schedule.base import Blind
-from zeroblock.subspace import root_mean_square
+from zeroblock.size import root_mean_square
 from zeroblock.train import Config, resume, run
 from zeroblock.train.lr import Rates
 

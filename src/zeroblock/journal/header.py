@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import re
@@ -336,15 +335,8 @@ def _method(optimizer: ZeroOrder) -> dict[str, Any]:
         "restore": optimizer.restore,
         **({} if optimizer.fold == 1 else {"fold": optimizer.fold}),
         **({} if optimizer.clip is None else {"clip": optimizer.clip}),
-        **({} if not optimizer.weights.sizes else {"sizes": _sizes(optimizer)}),
+        **({} if not optimizer.weights.sizes else {"sizes": identity.sizes(optimizer.weights)}),
     }
-
-
-def _sizes(optimizer: ZeroOrder) -> str:
-    """A hash of the sizes that follow from other tensors, and from numbers that are no weights, as LoRA's alpha."""
-    initial: dict[str, Any] = optimizer.weights.initial
-    listed = [[name, initial[name][0]] for name in sorted(optimizer.weights.sizes)]
-    return hashlib.blake2b(json.dumps(listed).encode(), digest_size=16).hexdigest()
 
 
 def _decays(optimizer: ZeroOrder) -> str | tuple[str, ...]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import ZeroBlockError
 from ..shard import is_spread, whole
+from ..weights import Weights
 
 PIECES, PIECE_BYTES = 16, 4096
 """A tensor of more than PIECES·PIECE_BYTES bytes is sampled: PIECES evenly spaced pieces of it are hashed."""
@@ -63,6 +64,13 @@ def fingerprint(weights: nn.Module | str | Path) -> str:
 def order(model: nn.Module) -> str:
     """A hash of names and shapes in the order of ``named_parameters()``, which gives every weight its noise."""
     listed = [[name, *param.shape] for name, param in model.named_parameters()]
+    return hashlib.blake2b(json.dumps(listed).encode(), digest_size=16).hexdigest()
+
+
+def sizes(weights: Weights) -> str:
+    """A hash of the sizes that follow from other tensors, and from numbers that are no weights, as LoRA's alpha."""
+    initial: dict[str, Any] = weights.initial
+    listed = [[name, initial[name][0]] for name in sorted(weights.sizes)]
     return hashlib.blake2b(json.dumps(listed).encode(), digest_size=16).hexdigest()
 
 
