@@ -138,7 +138,7 @@ class ZeroOrder(torch.optim.Optimizer):
         given = subspace
         self.subspace, self.rule = (subspace, rule) if lr is not None else budget.unscaled(subspace, rule, model)
         self.chose_units = self.subspace is not given
-        """Whether zeroblock chose the units of directions; runs of before may have others."""
+        """Whether zeroblock chose the units of directions; earlier runs may have others."""
         composition.check(self.subspace, restore, interval, fold, weight_decay)
         composition.check_anchor(self.estimator, restore, fold)
         self.model, self.partition = model, partition

@@ -57,7 +57,7 @@ class Subspace(abc.ABC):
         return None
 
     def in_units(self, words: str) -> Subspace:
-        """This subspace in the units that other words for it have: those of a run that began when others were chosen.
+        """This subspace in the units of a run that began with other ones.
 
         Args:
             words: for the subspace, as a journal or a state has them.

@@ -82,6 +82,7 @@ class Weights:
         self.boxes: dict[str, Box] = {name: box for name, box in boxes.items() if box is not None}
         """Where the shards of this process lie in their tensors."""
         self.sizes, self.initial = self.read()
+        """Sizes of tensors that follow from others', and what the subspace needs of each, from before training."""
         self._members: dict[int, tuple[Member, ...]] = {}
         """Those of blocks whose bases never change."""
         self._placed: torch.device | None = None
