@@ -17,7 +17,6 @@ from zeroblock.offload.lane import Lane
 from zeroblock.rule import SGD
 from zeroblock.train import Config, resume, run
 
-
 _process = multiprocessing.get_context("spawn").Process
 
 
