@@ -180,7 +180,8 @@ def run(bench: Bench, method: str, lr: float | None, **length: Any) -> list[Mark
 def compare(bench: Bench, args: argparse.Namespace, task: str) -> list[dict[str, Any]]:
     """The rows of one task and seed: one per evaluation."""
     encoded, labels = zip(*bench.work.train, strict=True)
-    each_s = reference_ms(bench.work.model, Pool(encoded, labels, bench.work.task.over), bench.batch_size) / 1e3
+    pool = Pool(encoded, labels, bench.work.task.over)
+    each_s = (args.step_ms or reference_ms(bench.work.model, pool, bench.batch_size)) / 1e3
     steps = max(1, int(60 * args.minutes / each_s))
     print(f"{task}: {1e3 * each_s:.1f} ms per published step, {steps} steps in {args.minutes:g} min", flush=True)
     tries = {}
@@ -231,6 +232,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-7, 3e-7, 1e-6], help="of mezo, of which dev chooses")
     parser.add_argument("--share", type=float, default=0.1, help="of the steps, for which a learning rate is tried")
     parser.add_argument("--minutes", type=float, default=10.0, help="of the published procedure")
+    parser.add_argument("--step-ms", type=float, help="of the published procedure, where it was timed before")
     parser.add_argument("--method", nargs="+", default=["mezo_bcd", "fzoo_bcd"], help="without a learning rate")
     parser.add_argument("--seconds", type=float, nargs="+", default=[10.0, 30.0], help="lengths of their runs")
     parser.add_argument("--dev", type=int, default=500, help="most rows of dev")
