@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,7 +29,7 @@ Place = tuple[Tensor, Basis]
 
 
 @pytest.fixture(autouse=True)
-def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tensors go together without a GPU, too; the sizes of the groups that were launched."""
     launched: list[int] = []
     launch = triton.add_noise_together_
@@ -41,7 +41,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(launches, "backend", lambda operation, device: triton)
     monkeypatch.setattr(triton, "add_noise_together_", noted)
     monkeypatch.setattr(tables, "_known", type(tables._known)())
-    yield launched
+    return launched
 
 
 def places(
@@ -84,7 +84,7 @@ CASES = [
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("sizes", "how"), CASES)
-def test_copies(sizes: list[int], how: dict[str, Any], dtype: torch.dtype, joined: list[int]) -> None:
+def test_copies_made_together(sizes: list[int], how: dict[str, Any], dtype: torch.dtype, joined: list[int]) -> None:
     some = places(sizes, dtype, **how)
     before = [param.clone() for param, _ in some]
     for eps in (1e-3, -0.7):
@@ -103,7 +103,7 @@ def test_copies(sizes: list[int], how: dict[str, Any], dtype: torch.dtype, joine
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("sizes", "how"), CASES)
-def test_steps(sizes: list[int], how: dict[str, Any], dtype: torch.dtype, joined: list[int]) -> None:
+def test_steps_taken_together(sizes: list[int], how: dict[str, Any], dtype: torch.dtype, joined: list[int]) -> None:
     """With coefficients on the host and on the device, one and several, with a clock, and with decay."""
     on_device = [torch.tensor([1e-2], device=GPU), torch.tensor([0.1, 0.0, -0.3], device=GPU)]
     for number, alphas in enumerate([(1 / 3,), (0.1, -0.3, 1e-9), *on_device]):
@@ -115,7 +115,8 @@ def test_steps(sizes: list[int], how: dict[str, Any], dtype: torch.dtype, joined
             basis.add_(param, KEY, numbers, decay)
         clocked = KEY.to(step=7, clock=torch.tensor([KEY.step, 4], device=GPU)) if number == 2 else KEY
         together.add_(some, clocked, alphas, [decay] * len(some))
-        assert joined and sum(joined) <= len(some)
+        assert joined
+        assert sum(joined) <= len(some)
         joined.clear()
         assert equal([param for param, _ in some], [param for param, _ in expected])
 
@@ -213,9 +214,7 @@ def test_old_tables_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(tables._known) <= 4
 
 
-def test_a_capture_makes_no_table_and_keeps_those_it_reads(
-    monkeypatch: pytest.MonkeyPatch, joined: list[int]
-) -> None:
+def test_a_capture_makes_no_table_and_keeps_those_it_reads(monkeypatch: pytest.MonkeyPatch, joined: list[int]) -> None:
     some = places(EVEN, torch.float32)
     expected = [basis.mirrored(param, KEY, 0.1)[0] for param, basis in alone(some)]
 
