@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .basis import Basis
+from .basis import Basis, together
 from .errors import ZeroBlockError
 from .interrupt import uninterrupted
 from .noise import Key
@@ -116,8 +116,10 @@ class Swapped(Direction):
 
     def move(self, scale: float) -> None:
         for member, original in zip(self.members, self.originals, strict=True):
-            member.param.data = original  # drops the previous copy before the next one is made
-            member.param.data = member.perturbed(original, self.key, scale)
+            member.param.data = original  # drops the previous copies before the next ones are made
+        places = [(original, member.basis) for member, original in zip(self.members, self.originals, strict=True)]
+        for member, copy in zip(self.members, together.perturbed(places, self.key, scale), strict=True):
+            member.param.data = copy
 
     def __exit__(self, *exception: object) -> None:
         with uninterrupted():

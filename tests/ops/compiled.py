@@ -23,7 +23,8 @@ from zeroblock.ops.gate import Act
 from zeroblock.ops.gate.triton import gated
 from zeroblock.ops.integer import Integers
 from zeroblock.ops.integer import triton as integer
-from zeroblock.ops.noise.triton import add_noise_, fill_
+from zeroblock.ops.noise.part import Part
+from zeroblock.ops.noise.triton import add_noise_, add_noise_together_, fill_, laid_out
 from zeroblock.ops.norm import Scaling
 from zeroblock.ops.norm.triton import layer_norm, rms_norm
 from zeroblock.ops.outer.triton import add_, add_outer_
@@ -105,6 +106,19 @@ def one_step(dtype: torch.dtype) -> None:
             adam_(x, moment, moment.clone(), cut, (1.0,) * 5, constants, **plain)
 
 
+def many_tensors(dtype: torch.dtype) -> None:
+    for n, clock in ((64, None), (61, torch.zeros(2, dtype=torch.int64))):  # aligned, and not
+        draw = Draw(KEY.to(clock=clock), 16)
+        parts = [Part(torch.zeros(n, dtype=dtype), draw, Rounding.STOCHASTIC, 0.1) for _ in range(3)]
+        table = laid_out(parts)
+        assert table is not None
+        copies = torch.zeros(table.about.size, dtype=dtype)
+        add_noise_together_(parts, table, (1.0,), copies, copies.clone())
+        add_noise_together_(parts, table, torch.zeros(2))
+    decaying = [part._replace(decay=0.9, draw=draw.to(distribution=Distribution.RADEMACHER)) for part in parts]
+    add_noise_together_(decaying, table, (0.1,))
+
+
 def many_steps(dtype: torch.dtype) -> None:
     x = torch.zeros(SIZE, dtype=dtype)
     step = np.arange(5)
@@ -152,6 +166,8 @@ if __name__ == "__main__":
     JITFunction.__getitem__ = compile_instead  # type: ignore[method-assign]
     for dtype in DTYPES:
         one_step(dtype)
+        if dtype != torch.float64:
+            many_tensors(dtype)
         if dtype in (torch.float32, torch.bfloat16):  # what depends on the dtype otherwise is in one_step, too
             many_steps(dtype)
             attend(dtype)

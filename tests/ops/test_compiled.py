@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-KERNELS = {"_add_noise", "_add", "_adam", "_advance", "_advance_outer", "_fill", "_packed"}
+KERNELS = {"_add_noise", "_add_noise_together", "_add", "_adam", "_advance", "_advance_outer", "_fill", "_packed"}
 KERNELS |= {"_expand", "_perturb", "_move"}
 KERNELS |= {"_rms_norm", "_layer_norm", "_rotate", "_gated", "_project", "_project_gated"}
 

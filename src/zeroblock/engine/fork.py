@@ -26,10 +26,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .. import family
+from ..basis import together
 from ..direction import METADATA, Member, Point
 from ..exclusive import refusal
 from ..interrupt import uninterrupted
-from ..ops.shared.branch import beside
 from .anatomy import Anatomy, ForkError
 
 PAIR_TOKENS = 1024
@@ -293,9 +293,9 @@ class Fork:
             mine = [self.anatomy.gathered(member) for member in direction.members if member.name in names]
             if not (self.mirrored and all(member.basis.pairs for member in mine)):
                 for side in (scale, -scale) if self.mirrored else (scale,):
-                    yield [member.perturbed(member.param.data, direction.key, side) for member in mine]
+                    yield together.perturbed([(m.param.data, m.basis) for m in mine], direction.key, side)
                 continue
-            pairs = [m.basis.mirrored(m.param, direction.key, scale) for m in beside(mine, _nbytes(mine))]
+            pairs = together.mirrored([(m.param, m.basis) for m in mine], direction.key, scale)
             yield [plus for plus, _ in pairs]
             minus = [minus for _, minus in pairs]
             del pairs
@@ -361,10 +361,6 @@ class Fork:
 
 def _opposite(a: Point, b: Point) -> bool:
     return a.direction is b.direction and a.scale == -b.scale
-
-
-def _nbytes(members: Sequence[Member]) -> int:
-    return sum(member.param.nbytes for member in members)
 
 
 def _low_rank(members: Sequence[Member]) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ..basis import together
 from ..direction import Member
-from ..ops.shared.branch import beside
 from ..state import State
 from .base import RULES, Move, Rule
 
@@ -27,9 +27,8 @@ class SGD(Rule):
         return True
 
     def update_(self, members: Sequence[Member], state: State, move: Move) -> None:
-        alphas = move.alphas
-        for member in beside(members, sum(member.param.nbytes for member in members)):
-            member.basis.add_(member.local, move.key, alphas, move.decay(member))
+        places = [(member.local, member.basis) for member in members]
+        together.add_(places, move.key, move.alphas, [move.decay(member) for member in members])
 
 
 @RULES.register

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from ..ops.shared import tables
 from ..step import Call
 
 GROUP = 5
@@ -82,11 +83,14 @@ class Recorder:
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=cast(Any, self.pool.id), capture_error_mode="thread_local")
         self._open = key, graph
+        reads = vars(graph)["tables"] = []  # as long as the graph can run, they have to be there
+        tables.captured(reads)
 
     def end(self) -> None:
         """Capture up to here."""
         if self._open is not None:
             (key, graph), self._open = self._open, None
+            tables.captured(None)
             graph.capture_end()
             self.frame.graphs[key] = graph
 
@@ -106,13 +110,14 @@ class Recorder:
         finally:
             if self._open is not None:
                 (_, graph), self._open = self._open, None
+                tables.captured(None)
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
 
     @contextlib.contextmanager
     def tried(self) -> Iterator[None]:
         """A context that computes in the pool without being captured."""
-        with torch.cuda.use_mem_pool(self.pool, self.frame.device):
+        with tables.trial(), torch.cuda.use_mem_pool(self.pool, self.frame.device):
             yield
 
 

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ...noise import Distribution, Draw, Rounding
+from ..shared import tables
 from ..shared.triton import (
     MASKS,
     NUMBERS,
     Place,
     accumulate,
+    counters,
     fp64_on_device,
     kept_elements,
     lanes,
     mask_numbers,
     masked_noise,
     quantize,
+    stretch,
     tick,
     tile,
 )
+from .part import Part
+
+COLUMNS = tl.constexpr(8)
+"""Of the table of tensors: address, numel, the base, lead and shift of its place, first tile, first element of its
+copy, factor."""
+COPY_BYTES = 512
+"""Copies begin at multiples of this, where torch would begin tensors of their own."""
+LEAST_ROWS = 32
+"""Of a table, so that few forms of the kernel are compiled."""
 
 
 @triton.jit(do_not_specialize=[*NUMBERS, "m2", "m3", "limit"])
@@ -126,3 +142,140 @@ def _launch(
                 MASK=MASKS[type(draw.mask)], RADEMACHER=draw.distribution == Distribution.RADEMACHER,
                 STOCHASTIC=stochastic, FLIP=flip, GROUPS=groups, num_warps=warps, enable_fp_fusion=False,
             )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["k0", "k1", "c2", "c3"])
+def _add_noise_together(
+    table_ptr, out_ptr, minus_ptr, coeffs_ptr, clock_ptr, alpha, decay, k0, k1, c2, c3,
+    ROWS: tl.constexpr, ALIGNED: tl.constexpr, PROBES: tl.constexpr, POINTER: tl.constexpr, STILL: tl.constexpr,
+    CLOCK: tl.constexpr, COPY: tl.constexpr, PAIR: tl.constexpr, DECAY: tl.constexpr, RADEMACHER: tl.constexpr,
+    STOCHASTIC: tl.constexpr, FLIP: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """``_add_noise`` on the tensors of a table: first the tile after the last one of each, then their rows."""
+    SIZE: tl.constexpr = GROUPS * 8
+    DTYPE: tl.constexpr = out_ptr.dtype.element_ty
+    ends = tl.load(table_ptr + tl.arange(0, ROWS))
+    row = table_ptr + ROWS + tl.sum((ends <= tl.program_id(0)).to(tl.int32), 0) * COLUMNS
+    x_ptr = tl.load(row).to(tl.pointer_type(DTYPE))
+    n, base, lead, shift = tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 4)
+    first, copy, factor = tl.load(row + 5), tl.load(row + 6), tl.load(row + 7)
+    factor = factor.to(tl.int32).to(tl.float32, bitcast=True)
+    if ALIGNED:  # then lanes load and store 16 bytes at a time
+        x_ptr = tl.multiple_of(x_ptr, 16)
+        n = tl.multiple_of(n, 8)
+    copy = tl.multiple_of(copy, 8)
+    counter, index = stretch((tl.program_id(0) - first) * GROUPS, base, lead, shift, ALIGNED, GROUPS)
+    low, high = counters(counter, GROUPS)
+    inside = (index >= 0) & (index < n)
+    x = tl.load(x_ptr + index, mask=inside, other=0).to(tl.float32)
+    if POINTER:
+        alpha = tl.load(coeffs_ptr)
+    alpha = alpha * factor
+    if CLOCK:
+        c2 = tick(clock_ptr, c3)
+    k0, k1, c2, c3 = k0.to(tl.uint32), k1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32)
+    acc = x
+    if DECAY:
+        acc = x * decay
+    u, word = masked_noise(low, high, k0, k1, c2, c3, inside, 0, RADEMACHER, SIZE)
+    acc = accumulate(acc, u, alpha)
+    moved = tl.abs(alpha)
+    for k in range(1, PROBES):
+        v, _ = masked_noise(low, high, k0, k1, c2, (c3 + 16 * k).to(tl.uint32), inside, 0, RADEMACHER, SIZE)
+        beta = tl.load(coeffs_ptr + k) * factor
+        moved += tl.abs(beta)
+        acc = accumulate(acc, v, beta)
+    if STILL:  # a step that is not taken changes not even the sign of a zero
+        acc = tl.where(moved == 0, x, acc)
+    result = quantize(acc, word, DTYPE, STOCHASTIC, FLIP)
+    if COPY:
+        tl.store(out_ptr + copy + index, result, mask=inside)
+    else:
+        tl.store(x_ptr + index, result, mask=inside)
+    if PAIR:
+        acc = accumulate(x, u, -alpha)
+        tl.store(minus_ptr + copy + index, quantize(acc, word, DTYPE, STOCHASTIC, not FLIP), mask=inside)
+
+
+class Layout(NamedTuple):
+    """How a table is launched.
+
+    Args:
+        rows: of the table, a power of two.
+        tiles: of all tensors.
+        groups: lanes of a program.
+        warps: of a program.
+        size: elements of a buffer for all copies.
+        copies: the first element of each tensor's copy in it.
+    """
+
+    rows: int
+    tiles: int
+    groups: int
+    warps: int
+    size: int
+    copies: tuple[int, ...]
+
+
+def laid_out(parts: Sequence[Part]) -> tables.Table | None:
+    """The table of tensors of one dtype on one device; None where a capture would have to make it."""
+    first = parts[0].param
+    groups, warps = lanes(sum(part.param.numel() for part in parts))
+    numbers = tuple((part.param.data_ptr(), part.param.numel(), part.draw.offset, part.factor) for part in parts)
+    key = ("noise", first.device, first.dtype, groups, warps, numbers)
+
+    def make() -> tables.Table:
+        room, size, tiles = COPY_BYTES // first.itemsize, 0, 0
+        ends, rows, copies = [], [], []
+        for part, (address, n, _, factor) in zip(parts, numbers, strict=True):
+            place, launches = Place.of(part.draw, n, groups)
+            bits = int(np.float32(factor).view(np.int32))
+            rows += [address, n, place.base, place.lead, place.shift, tiles, size, bits]
+            copies.append(size)
+            tiles += sum(launch.grid[0] for launch in launches)
+            size += triton.cdiv(n, room) * room
+            ends.append(tiles)
+        count = max(LEAST_ROWS, triton.next_power_of_2(len(parts)))
+        ends += [tiles] * (count - len(parts))
+        layout = Layout(count, tiles, groups, warps, size, tuple(copies))
+        return tables.Table(torch.tensor(ends + rows, dtype=torch.int64), layout)
+
+    return tables.table(key, first.device, make)
+
+
+def add_noise_together_(
+    parts: Sequence[Part],
+    table: tables.Table,
+    alphas: tuple[float, ...] | Tensor,
+    out: Tensor | None = None,
+    minus: Tensor | None = None,
+) -> None:
+    """:func:`add_noise_` on the tensors of a table, with coefficients alphas·factor, in one launch.
+
+    Args:
+        parts: the tensors; but for addresses, offsets and factors they are alike.
+        table: theirs.
+        alphas: one per probe.
+        out: flat, for the copies; the tensors themselves by default.
+        minus: the same for the copies on the other side.
+    """
+    like, layout = parts[0], table.about
+    param, draw, key = like.param, like.draw, like.draw.key
+    read = isinstance(alphas, Tensor)
+    if isinstance(alphas, Tensor):
+        coeffs, alpha = alphas, 0.0
+    elif len(alphas) > 1:
+        coeffs, alpha = torch.tensor(alphas, dtype=torch.float32).to(param.device, non_blocking=True), 0.0
+    else:
+        coeffs, alpha = table.numbers, alphas[0]
+    target = param if out is None else out
+    with torch.cuda.device_of(param):
+        _add_noise_together[(layout.tiles,)](
+            table.numbers, target, target if minus is None else minus, coeffs,
+            table.numbers if key.clock is None else key.clock, alpha, like.decay, *key.words,
+            ROWS=layout.rows, ALIGNED=like.aligned, PROBES=len(alphas), POINTER=read or len(alphas) > 1,
+            STILL=read and like.decay == 1.0, CLOCK=key.clock is not None, COPY=out is not None,
+            PAIR=minus is not None, DECAY=like.decay != 1.0, RADEMACHER=draw.distribution == Distribution.RADEMACHER,
+            STOCHASTIC=like.rounding == Rounding.STOCHASTIC and param.itemsize == 2, FLIP=like.flip,
+            GROUPS=layout.groups, num_warps=layout.warps, enable_fp_fusion=False,
+        )  # fmt: skip

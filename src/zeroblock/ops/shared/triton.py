@@ -183,17 +183,29 @@ def tile(n, base, lead, shift, width, stride, first, ALIGNED: tl.constexpr, WHOL
         inside = (column >= 0) & (column < width) & (index >= 0) & (index < n)
     else:
         start = (first + tl.program_id(0)).to(tl.int64) * GROUPS
-        counter = (base + start) * 2
-        index = (start - lead) * 8 + tl.arange(0, 8 * GROUPS)
-        if not ALIGNED:
-            index -= shift
+        counter, index = stretch(start, base, lead, shift, ALIGNED, GROUPS)
         if WHOLE:
             inside = tl.full([8 * GROUPS], True, tl.int1)
         else:
             inside = (index >= 0) & (index < n)
-    low = counter.to(tl.uint32) + 2 * tl.arange(0, GROUPS).to(tl.uint32)
-    high = (counter >> 32).to(tl.uint32)
+    low, high = counters(counter, GROUPS)
     return low, high, index, inside
+
+
+@triton.jit
+def stretch(start, base, lead, shift, ALIGNED: tl.constexpr, GROUPS: tl.constexpr):
+    """The first counter of a tile that begins with group ``start``, and its elements' indices, without rows."""
+    index = (start - lead) * 8 + tl.arange(0, 8 * GROUPS)
+    if not ALIGNED:
+        index -= shift
+    return (base + start) * 2, index
+
+
+@triton.jit
+def counters(first, GROUPS: tl.constexpr):
+    """The even counters of a tile, and their common high word."""
+    low = first.to(tl.uint32) + 2 * tl.arange(0, GROUPS).to(tl.uint32)
+    return low, (first >> 32).to(tl.uint32)
 
 
 @triton.jit

@@ -1,0 +1,87 @@
+"""What bases do to the tensors of a block: on a GPU many small tensors take their noise in one launch.
+
+Which ones can is asked of their bases, and changes no bit: ``elementwise``, ``scale`` and ``rounding`` say all that a
+kernel has to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..noise import Key
+from ..ops.noise.part import Part
+from ..ops.noise.together import Group, add_noise_together_, copied, fits, grouped, moved, perturb_together
+from ..ops.shared.branch import beside
+from .base import Alphas, Basis
+
+Place = tuple[Tensor, Basis]
+"""A tensor and its basis."""
+
+
+def mirrored(places: Sequence[Place], key: Key, eps: float) -> list[tuple[Tensor, Tensor]]:
+    """:meth:`Basis.mirrored` of every tensor."""
+    parts = [_copied(param, basis, key, eps) for param, basis in places]
+    found: dict[int, tuple[Tensor, ...]] = {}
+    for group in beside(grouped(parts), _nbytes(places)):
+        if group.table is None:
+            param, basis = places[group.indices[0]]
+            found[group.indices[0]] = basis.mirrored(param, key, eps)
+        else:
+            pairs = perturb_together(_of(group, parts), group.table)
+            found.update(zip(group.indices, pairs, strict=True))
+    return [(found[i][0], found[i][1]) for i in range(len(places))]
+
+
+def perturbed(places: Sequence[Place], key: Key, eps: float) -> list[Tensor]:
+    """:meth:`Basis.perturbed` of every tensor; the tensor itself where that is the point already."""
+    parts = [_copied(param, basis, key, eps) for param, basis in places]
+    found: dict[int, Tensor] = {}
+    for group in beside(grouped(parts), _nbytes(places)):
+        if group.table is None:
+            param, basis = places[group.indices[0]]
+            found[group.indices[0]] = basis.perturbed(param, key, eps) if eps or basis.behind else param
+        else:
+            copies = perturb_together(_of(group, parts), group.table, sides=1)
+            found.update((i, copy) for i, (copy,) in zip(group.indices, copies, strict=True))
+    return [found[i] for i in range(len(places))]
+
+
+def add_(places: Sequence[Place], key: Key, alphas: Alphas, decays: Sequence[float]) -> None:
+    """:meth:`Basis.add_` of every tensor.
+
+    Args:
+        places: the tensors.
+        key: as there.
+        alphas: as there.
+        decays: of each tensor.
+    """
+    parts: list[Part | None] = []
+    for (param, basis), decay in zip(places, decays, strict=True):
+        part = _part(param, basis, key)
+        parts.append(None if part is None else moved(part._replace(decay=decay), alphas))
+    for group in beside(grouped(parts), _nbytes(places)):
+        if group.table is None:
+            param, basis = places[group.indices[0]]
+            basis.add_(param, key, alphas, decays[group.indices[0]])
+        else:
+            add_noise_together_(_of(group, parts), group.table, alphas)
+
+
+def _part(param: Tensor, basis: Basis, key: Key) -> Part | None:
+    draw = basis.elementwise(key) if fits(param) else None
+    return None if draw is None else Part(param, draw, basis.rounding, basis.scale)
+
+
+def _copied(param: Tensor, basis: Basis, key: Key, eps: float) -> Part | None:
+    part = _part(param, basis, key)
+    return None if part is None else copied(part, eps)
+
+
+def _of(group: Group, parts: Sequence[Part | None]) -> list[Part]:
+    return [part for part in (parts[i] for i in group.indices) if part is not None]
+
+
+def _nbytes(places: Sequence[Place]) -> int:
+    return sum(param.nbytes for param, _ in places)

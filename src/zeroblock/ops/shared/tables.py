@@ -1,0 +1,101 @@
+"""Tables of numbers that kernels read on the device, each made once.
+
+A captured graph reads its tables wherever they lay when it was captured.  So a table is never made in a capture; it
+never lies in the memory that graphs compute in, where an older graph would write over it; and the graph keeps it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+MOST = 4096
+"""Tables that are kept for later launches, of some 2 KiB each: a block of weights has two to four."""
+
+
+class Table(NamedTuple):
+    """Numbers on the device, and what a launch has to know about them on the host."""
+
+    numbers: Tensor
+    about: Any
+
+
+class _Now(threading.local):
+    """What this thread is doing."""
+
+    trial: dict[Hashable, tuple[Table, Table]] | None = None
+    """In a trial run: the tables made in it, on the host and on the device."""
+    reads: list[Tensor] | None = None
+    """In a capture: what the graph reads."""
+
+
+_known: OrderedDict[Hashable, Table] = OrderedDict()
+_now = _Now()
+
+
+def table(key: Hashable, device: torch.device, make: Callable[[], Table]) -> Table | None:
+    """A table on the device; None where it would have to be made, or could not be kept, in a capture.
+
+    Args:
+        key: all that the table depends on, addresses included: what has the same key has the same numbers.
+        device: where it will lie.
+        make: makes it on the host.
+    """
+    found = _known.get(key)
+    if _capturing(device):
+        if found is None or _now.reads is None:
+            return None
+        _now.reads.append(found.numbers)
+        return found
+    if found is not None:
+        _known.move_to_end(key)
+        return found
+    if _now.trial is None:
+        return _keep(key, make(), device)
+    if key not in _now.trial:
+        made = make()
+        _now.trial[key] = made, _sent(made, device)
+    return _now.trial[key][1]
+
+
+@contextlib.contextmanager
+def trial() -> Iterator[None]:
+    """A context around a run that computes in the memory of graphs: its tables are made anew after it, elsewhere."""
+    made = _now.trial = {}
+    try:
+        yield
+    finally:
+        _now.trial = None
+        for key, (host, tried) in made.items():
+            if not _capturing(tried.numbers.device):
+                _keep(key, host, tried.numbers.device)
+
+
+def captured(reads: list[Tensor] | None) -> None:
+    """Collect the tables that launches read from now on in a list that the graph being captured keeps; None: stop."""
+    _now.reads = reads
+
+
+def _keep(key: Hashable, made: Table, device: torch.device) -> Table:
+    if len(_known) >= MOST:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # a kernel of another stream may still read one
+        for _ in range(MOST // 2):  # many at a time, so that waiting is rare
+            _known.popitem(last=False)
+    kept = _known[key] = _sent(made, device)
+    return kept
+
+
+def _sent(made: Table, device: torch.device) -> Table:
+    """The table on the device, by a copy that is over when this returns: any stream may read it."""
+    return made._replace(numbers=made.numbers.to(device))
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
