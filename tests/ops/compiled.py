@@ -32,6 +32,7 @@ from zeroblock.ops.replay import Matrix, Piece, Pieces, Steps, advance_
 from zeroblock.ops.rotary.triton import rotate
 from zeroblock.ops.score import Loss
 from zeroblock.ops.score.triton import losses, totals
+from zeroblock.ops.weigh.triton import weigh
 from zeroblock.task.encoding import Encoded
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -168,3 +169,6 @@ if __name__ == "__main__":
             layer(dtype)
             score(dtype)
     integers(torch.bfloat16)
+    for probes in (1, 8, 64):
+        numbers = torch.zeros(probes, dtype=torch.float64)
+        weigh(numbers, torch.tensor([True]), torch.zeros(3, 2, dtype=torch.float64), 1)
