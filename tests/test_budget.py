@@ -21,8 +21,8 @@ from zeroblock.budget import DISPLACEMENT, Budget
 from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import Header
 from zeroblock.method import METHODS
+from zeroblock.ops.weigh import LIMIT
 from zeroblock.quantise import Scales
-from zeroblock.rule.normalized import LIMIT
 from zeroblock.size import typical_size
 
 STEPS = 14

@@ -21,9 +21,16 @@ class Numbers:
     points: int
 
     @classmethod
-    def of(cls, loss: Tensor, losses: Tensor, coeffs: Tensor) -> Numbers:
-        """Join the fields; all are converted to fp64, in which fp32 coefficients are exact."""
-        return cls(torch.cat([loss.double()[None], losses.double(), coeffs.double()]), len(losses))
+    def of(cls, loss: Tensor, losses: Tensor, coeffs: Tensor, out: Tensor | None = None) -> Numbers:
+        """Join the fields; all are converted to fp64, in which fp32 coefficients are exact.
+
+        Args:
+            loss: see below, as the others.
+            losses: (points,).
+            coeffs: (probes,).
+            out: (1 + points + probes,) fp64 to write them to; a new tensor by default.
+        """
+        return cls(torch.cat([loss.double()[None], losses.double(), coeffs.double()], out=out), len(losses))
 
     @property
     def loss(self) -> Tensor:

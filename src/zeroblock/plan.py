@@ -131,10 +131,10 @@ class Plan:
         """The same where the losses stay on the device; ``amount`` is (1,) there, see :meth:`ranks.Team.submit`."""
         return losses if self.team is None else self.team.submit(self.points, losses, amount, live)
 
-    def shape(self, losses: Tensor) -> Numbers:
-        """From the losses to the coefficients, on whatever device they are."""
+    def shape(self, losses: Tensor, out: Tensor | None = None) -> Numbers:
+        """From the losses to the coefficients, on whatever device they are; ``out`` is the buffer for the numbers."""
         losses = losses.double()
-        return Numbers.of(self.estimator.loss(losses), losses, self.estimator.coeffs(losses).float())
+        return Numbers.of(self.estimator.loss(losses), losses, self.estimator.coeffs(losses).float(), out)
 
     def update(self, coeffs: Sequence[float], curvatures: Sequence[float] = ()) -> None:
         """θ ← θ - lr·Pδ, with coefficients (and curvatures, where they are measured) on the host."""
@@ -160,11 +160,10 @@ class Plan:
             lr: (1,) fp64.
             live: (1,) zero in a trial run, which moves nothing.
         """
-        taken = coeffs.isfinite().all() & (live != 0)
+        taken = (0 * coeffs < live).all(0, keepdim=True)  # finite and live; ``isfinite`` alone is four kernels
         clipped = coeffs if self.clip is None else coeffs.clamp(-self.clip, self.clip)
         weighed = self.rule.weigh_on_device(clipped, taken, self.state.table, self.turn.block)
-        count = weighed.new_full((), len(coeffs))  # on a GPU torch divides by a number as it multiplies, less exactly
-        shares = torch.where(taken, weighed / count, 0.0)
+        shares = torch.where(taken, _divided(weighed, len(coeffs)), 0.0)
         decay = functools.partial(self._decay, self.lr)
         self.rule.update_(self.members, self.state, Move(self.key, shares, lr, decay, taken))
 
@@ -178,3 +177,10 @@ class Plan:
         known = self.estimator.recall(self.turn.step)
         curvatures = known.curvatures if known else tuple(self.estimator.curvatures(numbers.losses).tolist())
         return Record(self.turn.step, self.turn.block, coeffs, self.lr, losses, float(numbers.loss), curvatures)
+
+
+def _divided(x: Tensor, count: int) -> Tensor:
+    """x / count to the bit: on a GPU torch divides by a number as it multiplies, exact for powers of two alone."""
+    if count == 1:
+        return x
+    return x / (x.new_full((), count) if count & (count - 1) else count)

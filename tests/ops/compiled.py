@@ -31,6 +31,9 @@ from zeroblock.ops.outer.triton import add_, add_outer_
 from zeroblock.ops.project.triton import project, project_gated
 from zeroblock.ops.replay import Matrix, Piece, Pieces, Steps, advance_
 from zeroblock.ops.rotary.triton import rotate
+from zeroblock.ops.score import Loss
+from zeroblock.ops.score.triton import losses, totals
+from zeroblock.ops.weigh.triton import weigh
 from zeroblock.task.encoding import Encoded
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -150,6 +153,14 @@ def layer(dtype: torch.dtype) -> None:
     project_gated(x, matrix, matrix, Act.SILU)
 
 
+def score(dtype: torch.dtype) -> None:
+    row = pack([Encoded((1, 2, 3), ((4, 5), (6,)))])
+    for words in (50257, 50272, 262144):
+        found = totals(torch.zeros(2, len(row.keep), words, dtype=dtype), row)
+    for loss in Loss:
+        losses(found, row, torch.zeros(1, dtype=torch.int64), loss)
+
+
 def integers(dtype: torch.dtype) -> None:
     draw, clock = Draw(KEY, 16), torch.zeros(2, dtype=torch.int64)
     for bits, codes in ((8, torch.zeros(3, 128, dtype=torch.int8)), (4, torch.zeros(3, 64, dtype=torch.uint8))):
@@ -172,4 +183,8 @@ if __name__ == "__main__":
             many_steps(dtype)
             attend(dtype)
             layer(dtype)
+            score(dtype)
     integers(torch.bfloat16)
+    for probes in (1, 8, 64):
+        numbers = torch.zeros(probes, dtype=torch.float64)
+        weigh(numbers, torch.tensor([True]), torch.zeros(3, 2, dtype=torch.float64), 1)

@@ -12,6 +12,7 @@ import pytest
 KERNELS = {"_add_noise", "_add_noise_together", "_add", "_adam", "_advance", "_advance_outer", "_fill", "_packed"}
 KERNELS |= {"_expand", "_perturb", "_move"}
 KERNELS |= {"_rms_norm", "_layer_norm", "_rotate", "_gated", "_project", "_project_gated"}
+KERNELS |= {"_norms", "_totals", "_losses", "_weigh"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler for NVIDIA runs on Linux")

@@ -18,6 +18,7 @@ from ..direction import Point
 from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..exclusive import exclusive
 from ..offload.shelf import shelf_of
+from ..ops import score
 from ..run.graph import Graphs
 from ..shard import is_spread
 from ..step import Call, Tape
@@ -31,9 +32,6 @@ from .fuse import Fusions
 from .held import Prefix
 from .pack import Padded, Row
 from .pair import Pairs, pair
-
-MAX_LOGITS = 1 << 26
-"""Logits that are normalised at a time, in fp32: 256 MiB."""
 
 
 class Forward:
@@ -139,10 +137,10 @@ class Forward:
                 if points:
                     raise ForkError(f"an example is longer than the {self.max_length:,} tokens it looks back over")
                 logits = self.model(input_ids=row.tokens, attention_mask=row.mask, use_cache=False).logits
-                return _totals(logits.flatten(0, 1)[None], row)
+                return score.totals(logits.flatten(0, 1)[None], row)
             if isinstance(row, Pairs):
                 logits = self._paired(row, points)
-                return _totals(self._complete(logits, points).to(row.tokens.device), row)
+                return score.totals(self._complete(logits, points).to(row.tokens.device), row)
             block = _block(points)
             mask = None if self.told else _additive(row, self.dtype)
             with contextlib.ExitStack() as stack:
@@ -169,7 +167,7 @@ class Forward:
                 ).logits  # fmt: skip
             if tape is None:
                 self._watched.add(block)
-        return _totals(self._complete(logits, points).to(row.tokens.device), row)
+        return score.totals(self._complete(logits, points).to(row.tokens.device), row)
 
     def _paired(self, row: Pairs, points: Sequence[Point]) -> Tensor:
         """The logits of an encoder-decoder at the kept places: (points or 1, P, words)."""
@@ -243,15 +241,6 @@ def _keep(places: Tensor, base: nn.Module, args: Any, out: Any) -> Any:
     """What a base model returns, with the hidden states at some places alone."""
     out.last_hidden_state = out.last_hidden_state[:, places]
     return out
-
-
-def _totals(logits: Tensor, row: Row | Padded | Pairs) -> Tensor:
-    """Sums of log-probabilities by option: (R, P, V) → (R, O), in fp32, in an order that no device changes."""
-    count, _, words = logits.shape
-    positions = max(1, MAX_LOGITS // (count * words))
-    norms = torch.cat([part.float().logsumexp(-1) for part in logits.split(positions, 1)], 1)
-    scored = logits[:, row.source, row.target].float() - norms[:, row.source]
-    return torch.cat([scored, scored.new_zeros(count, 1)], 1)[:, row.spans].sum(-1)
 
 
 def _additive(row: Row, dtype: torch.dtype) -> Tensor:

@@ -15,6 +15,7 @@ from ..closure import evaluation
 from ..direction import Member, Point
 from ..errors import ZeroBlockError
 from ..exclusive import BusyError, exclusive
+from ..ops import score
 from ..plan import Plan
 from ..shard import is_lost
 from ..step import Call, Objective, Staged, Tape
@@ -156,13 +157,11 @@ class BatchObjective(Objective):
             if limit is not None and isinstance(row, Pairs):
                 tokens_each += row.inputs.numel()
             some = [points] if tape is not None else passes(points, tokens_each, limit)
-            totals = torch.cat([self.forward.totals(row, part, tape=tape) for part in some])
+            totals = _joined([self.forward.totals(row, part, tape=tape) for part in some])
+            sums.append(score.losses(totals, row, labels, self._loss))
             if self._by_token:
-                sums.append(-totals.sum(-1))
                 tokens.append(row.lengths.sum())
-            else:
-                sums.append(_losses(totals, row, labels, self.over).sum(-1))
-        return torch.stack(sums).sum(0) / (torch.stack(tokens).sum() if self._by_token else self.examples)
+        return _sum(sums) / (_sum(tokens) if self._by_token else self.examples)
 
     def _check_alike(self) -> None:
         """Refuse rows that only some of the processes would measure one point after another."""
@@ -177,6 +176,11 @@ class BatchObjective(Objective):
     def _by_token(self) -> bool:
         """Whether the loss is a mean over the tokens of all answers."""
         return self.over == "answer" and self.reduction == "tokens"
+
+    @property
+    def _loss(self) -> score.Loss:
+        """What a row's losses add up."""
+        return score.Loss.TOKENS if self._by_token else score.Loss(self.over)
 
     @functools.cached_property
     def _placed(self) -> list[tuple[Row | Padded | Pairs, Tensor]]:
@@ -217,12 +221,14 @@ def _sent(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device, non_blocking=True)
 
 
-def _losses(totals: Tensor, row: Row | Padded | Pairs, labels: Tensor, over: Over) -> Tensor:
-    """(R, O) → the loss of each example, (R, E)."""
-    means = totals / row.lengths
-    logits = torch.cat([means, means.new_full((len(means), 1), -torch.inf)], 1)[:, row.slots]  # (R, E, most options)
-    right = logits.gather(2, labels.expand(len(means), -1)[:, :, None])[:, :, 0]
-    return -right if over == "answer" else logits.logsumexp(-1) - right
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Parts end to end; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors of one shape; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.stack(list(parts)).sum(0)
 
 
 def one_line(error: Exception) -> str:

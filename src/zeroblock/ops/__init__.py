@@ -2,7 +2,7 @@
 
 Each operation has a plain ``reference`` (numpy or torch), which is its specification in
 code, and faster versions of it: ``cpu`` is a compiled loop, ``triton`` the GPU kernel.
-All versions agree to the bit, attention to a tolerance.  ``shared`` holds the parts that
+All versions agree to the bit, the parts of a forward pass to a tolerance.  ``shared`` holds the parts that
 several operations use.
 
 The functions here take tensors of any shape and layout, pick the version that serves the

@@ -11,17 +11,10 @@ import torch
 from torch import Tensor
 
 from ..direction import Member
+from ..ops.weigh import KEPT, LIMIT, NEW, NORMAL, weigh
 from ..state import State
 from .base import RULES, Move, Rule
 from .sgd import SGD
-
-KEPT = 0.95
-"""Share of a running size that stays after a visit: it remembers some twenty visits of its block."""
-NEW = 1 - KEPT
-NORMAL = math.sqrt(math.pi / 2)
-"""Root mean square over mean magnitude of normal numbers."""
-LIMIT = 3.0
-"""Coefficients are clamped to so many running sizes: one freak of 187 among coefficients of 2 has ended a run."""
 
 
 @RULES.register
@@ -105,33 +98,15 @@ class Normalized(Rule):
         return [c / size if size > 0 else 0.0 for c in coeffs]
 
     def weigh_on_device(self, coeffs: Tensor, taken: Tensor, table: Tensor, block: int) -> Tensor:
-        rows = torch.stack([table[block], table[-1]])
-        size = _size_on_device(rows)
-        limit = torch.where(size > 0, LIMIT * size, math.inf)
-        coeffs = torch.minimum(torch.maximum(coeffs, -limit), limit)
-        mean = _sum_on_device(coeffs.abs()) / (coeffs != 0).sum(0, keepdim=True).clamp(min=1).double()
-        seen = torch.cat([mean, torch.ones_like(mean)])
-        after = torch.where(taken, KEPT * rows + NEW * seen, rows)
-        table[block] = after[0]
-        table[-1] = after[1]
-        size = _size_on_device(after)
-        return torch.where(size > 0, coeffs / size, 0.0)
+        return weigh(coeffs, taken, table, block)
 
 
 def _sum(values: list[float]) -> float:
-    """The sum, by adding halves; see :func:`_sum_on_device`."""
+    """The sum, by adding halves, in the order that ``ops/weigh`` has on the device."""
     while len(values) > 1:
         half = len(values) // 2
         values = [*map(operator.add, values[:half], values[half : 2 * half]), *values[2 * half :]]
     return values[0]
-
-
-def _sum_on_device(values: Tensor) -> Tensor:
-    """(1,) the sum, in an order that the host and every device share."""
-    while len(values) > 1:
-        half = len(values) // 2
-        values = torch.cat([values[:half] + values[half : 2 * half], values[2 * half :]])
-    return values
 
 
 def _size(own: Sequence[float], every: Sequence[float]) -> float:
@@ -139,9 +114,3 @@ def _size(own: Sequence[float], every: Sequence[float]) -> float:
     if not every[1]:
         return 0.0
     return NORMAL * ((own[0] + NEW * (every[0] / every[1])) / (own[1] + NEW))
-
-
-def _size_on_device(rows: Tensor) -> Tensor:
-    """(1,) the same of the rows (own, every); NaN where there is none yet."""
-    own, every = rows[0], rows[1]
-    return NORMAL * ((own[:1] + NEW * (every[:1] / every[1:])) / (own[1:] + NEW))

@@ -17,9 +17,9 @@ from torch import Tensor
 from .. import ops
 from ..direction import Member
 from ..errors import ZeroBlockError
+from ..ops.weigh import LIMIT
 from ..state import State
 from .base import RULES, Move, Rule
-from .normalized import LIMIT
 
 Entry = tuple[int, int, tuple[float, ...]]
 """A step that a rule remembers: its turn, its number, and the shares of its probes."""
@@ -142,7 +142,7 @@ class AnchorSGD(Recall):
         """Every step of a turn repeats the anchor's estimate, so that they add up instead of walking at random.
 
         The differences of later steps are small, and a running size of coefficients counts them, too: the anchor's
-        coefficient is then up to ``interval`` of such sizes, and clamped to :data:`~.normalized.LIMIT` of them.
+        coefficient is then up to ``interval`` of such sizes, and clamped to :data:`~zeroblock.ops.weigh.LIMIT` of them.
         """
         return max(1.0, (self.boost + interval - 1) / math.sqrt(interval) * min(interval, LIMIT))
 

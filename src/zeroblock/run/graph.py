@@ -350,7 +350,7 @@ class _Capture:
     def _shape(self, losses: Tensor, live: bool) -> None:
         """From the losses of this rank to the numbers of the step; without ``live`` nothing is sent."""
         gathered = self.plan.gather_on_device(losses, self.inputs.amount, live)
-        self.numbers.flat.copy_(self.plan.shape(gathered).flat)
+        self.plan.shape(gathered, self.numbers.flat)
 
     def _gather(self) -> torch.cuda.CUDAGraph:
         """The message of a step.  It is never sent while graphs are captured: other ranks may have theirs already."""
