@@ -93,8 +93,10 @@ def _keep(key: Hashable, made: Table, device: torch.device) -> Table:
 
 
 def _sent(made: Table, device: torch.device) -> Table:
-    """The table on the device, by a copy that is over when this returns: any stream may read it."""
-    return made._replace(numbers=made.numbers.to(device))
+    """The table on the device, by a copy that nobody waits for: who reads it reads the weights as well, and so comes
+    after the stream that they were last written on."""
+    numbers = made.numbers.pin_memory() if device.type == "cuda" else made.numbers
+    return made._replace(numbers=numbers.to(device, non_blocking=True))
 
 
 def _capturing(device: torch.device) -> bool:
