@@ -42,13 +42,15 @@ def test_losses_agree_between_devices(name: str) -> None:
 
 
 EXTRA_LAYERS = {
-    "conmezo": 4,  # the norm of its momentum is summed in fp64, 32 MiB at a time
+    "conmezo": 1.7,
     "hizoo": 1.7,  # noise is shaped in fp32, piece by piece
     "lezo": 2,  # two of the eight layers move in a step
     "subzero": 3,  # U·z·Vᵀ of one matrix in fp32 beside its copy
     "zo_muon": 2.6,
 }
 """Layers whose size a measurement needs at most, where it is not one."""
+EXTRA_BYTES = {"conmezo": 1 << 25}
+"""Bytes that do not grow with the layers: the norm of a momentum is summed in fp64, four million numbers at a time."""
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -71,4 +73,5 @@ def test_extra_memory_on_the_gpu(name: str) -> None:
     torch.cuda.reset_peak_memory_stats()
     host.measure(optimizer.plan(), Called(loss))
     layer = 2048 * 2048 * 2
-    assert torch.cuda.max_memory_allocated() - before < (EXTRA_LAYERS.get(name, 1) + 0.3) * layer
+    allowed = EXTRA_BYTES.get(name, 0) + (EXTRA_LAYERS.get(name, 1) + 0.3) * layer
+    assert torch.cuda.max_memory_allocated() - before < allowed

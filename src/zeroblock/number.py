@@ -25,7 +25,7 @@ class Numbers:
         """Join the fields; all are converted to fp64, in which fp32 coefficients are exact.
 
         Args:
-            loss: see below, as the others.
+            loss: a scalar.
             losses: (points,).
             coeffs: (probes,).
             out: (1 + points + probes,) fp64 to write them to; a new tensor by default.

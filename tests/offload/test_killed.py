@@ -78,11 +78,14 @@ def test_a_run_goes_on_after_kill_9_in_a_write(
 ) -> None:
     config = settings(llama, data, device=device, dtype="bf16", steps=8, eval_every=4, eval_limit=10, offload=offload)
     run(config, tmp_path / "whole")
-    for step in (2, 3):  # the second sitting goes on for a while before it is killed, too
+    sizes = [0]
+    for step in (2, 4):  # the second sitting goes on, and is killed, too
         child = _process(target=_sit, args=(die, step, config, tmp_path / "killed"))
         child.start()
         child.join()
         assert child.exitcode == -signal.SIGKILL
+        sizes.append((tmp_path / "killed" / "journal.zbj").stat().st_size)
+    assert sizes == sorted(set(sizes)), "a sitting took no step"
     resume(tmp_path / "killed")
     assert kept(tmp_path / "killed") == kept(tmp_path / "whole")
     assert same(snapshot(models[0]), snapshot(models[-1]))

@@ -214,6 +214,39 @@ def test_old_tables_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(tables._known) <= 4
 
 
+def test_tensors_that_share_memory_go_one_after_another(joined: list[int]) -> None:
+    """Programs of one launch would write over each other's results."""
+    some = places(EVEN, torch.bfloat16)
+    some.append((some[3][0][64:], Elementwise(960, Site(0))))  # a view of the last one
+    together.add_(some, KEY, (0.1,), [1.0] * len(some))
+    assert joined == []
+    assert launches._apart([launches.Part(param, None, Rounding.NEAREST) for param, _ in some[:4]])  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_step_that_diverges_brings_no_warning_of_numpy() -> None:
+    ((param, basis),) = places([8], torch.float32)
+    draw = basis.elementwise(KEY)
+    assert draw is not None
+    part = launches.Part(param, draw, Rounding.NEAREST)
+    assert launches.moved(part, (1e39,)) is part
+
+
+@pytest.mark.gpu
+def test_a_table_is_sent_without_waiting_whatever_the_default_device() -> None:
+    some, expected = (places(EVEN, torch.bfloat16) for _ in range(2))
+    together.add_(expected, KEY, (0.1,), [1.0] * 4)
+    tables._known.clear()
+    mode = torch.cuda.get_sync_debug_mode()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        with torch.device("cuda"):
+            together.add_(some, KEY, (0.1,), [1.0] * 4)
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    assert equal([param for param, _ in some], [param for param, _ in expected])
+
+
 def test_a_capture_makes_no_table_and_keeps_those_it_reads(monkeypatch: pytest.MonkeyPatch, joined: list[int]) -> None:
     some = places(EVEN, torch.float32)
     expected = [basis.mirrored(param, KEY, 0.1)[0] for param, basis in alone(some)]
@@ -267,11 +300,14 @@ def test_a_captured_launch_reads_its_table_after_others_were_forgotten(monkeypat
     clock = torch.tensor([3, 0], device=GPU)
     key = KEY.to(clock=clock)
     alphas = torch.tensor([0.1], device=GPU)
-    together.add_(some, key, torch.zeros(1, device=GPU), [1.0] * 4)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):  # the one that captures
+        together.add_(some, key, torch.zeros(1, device=GPU), [1.0] * 4)
+    torch.cuda.synchronize()
     expected = alone(some)
     graph, reads = torch.cuda.CUDAGraph(), list[Tensor]()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         tables.captured(reads)
         together.add_(some, key, alphas, [1.0] * 4)
         tables.captured(None)

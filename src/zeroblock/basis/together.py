@@ -38,7 +38,7 @@ def perturbed(places: Sequence[Place], key: Key, eps: float) -> list[Tensor]:
     """:meth:`Basis.perturbed` of every tensor; the tensor itself where that is the point already."""
     parts = [_copied(param, basis, key, eps) for param, basis in places]
     found: dict[int, Tensor] = {}
-    for group in beside(grouped(parts), _nbytes(places)):
+    for group in grouped(parts):
         if group.table is None:
             param, basis = places[group.indices[0]]
             found[group.indices[0]] = basis.perturbed(param, key, eps) if eps or basis.behind else param

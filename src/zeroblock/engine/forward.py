@@ -137,7 +137,7 @@ class Forward:
                 if points:
                     raise ForkError(f"an example is longer than the {self.max_length:,} tokens it looks back over")
                 logits = self.model(input_ids=row.tokens, attention_mask=row.mask, use_cache=False).logits
-                return score.totals(logits.flatten(0, 1)[None], row)
+                return score.totals(logits.flatten(0, 1)[None].to(row.tokens.device), row)
             if isinstance(row, Pairs):
                 logits = self._paired(row, points)
                 return score.totals(self._complete(logits, points).to(row.tokens.device), row)

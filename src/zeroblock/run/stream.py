@@ -29,7 +29,7 @@ def run(plan: Plan, objective: Objective) -> Numbers | None:
     if losses is None:
         return None
     plan.prepare()
-    rate = torch.tensor([plan.lr, 1.0, plan.amount(objective.weight)], dtype=torch.float64)
+    rate = torch.tensor([plan.lr, 1.0, plan.amount(objective.weight)], dtype=torch.float64, device="cpu")
     lr, live, amount = (rate.pin_memory() if losses.is_cuda else rate).to(losses.device, non_blocking=True).split(1)
     numbers = plan.shape(plan.gather_on_device(losses, amount))
     plan.update_on_device(numbers.coeffs, lr, live)  # last: a failure before it has moved nothing

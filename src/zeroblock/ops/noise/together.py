@@ -6,6 +6,7 @@ A launch on a GPU takes some 5 µs whatever it does.  In a captured step of OPT-
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -59,9 +60,17 @@ def grouped(parts: Sequence[Part | None]) -> list[Group]:
         for start in range(0, len(indices), MOST):
             some = indices[start : start + MOST]
             mine = [part for part in (parts[i] for i in some) if part is not None]
-            table = backend("noise", mine[0].param.device.type).laid_out(mine) if len(mine) > 1 else None
+            table = (
+                backend("noise", mine[0].param.device.type).laid_out(mine) if len(mine) > 1 and _apart(mine) else None
+            )
             found += [Group((i,)) for i in some] if table is None else [Group(tuple(some), table)]
     return found
+
+
+def _apart(parts: Sequence[Part]) -> bool:
+    """Whether no two tensors share memory: programs of one launch would write over each other's results."""
+    places = sorted((part.param.data_ptr(), part.param.nbytes) for part in parts)
+    return all(start + size <= after for (start, size), (after, _) in itertools.pairwise(places))
 
 
 def _kind(part: Part) -> object:
@@ -111,4 +120,5 @@ def moved(part: Part, alphas: Sequence[float] | Tensor) -> Part | None:
     coefficients that lie elsewhere."""
     if isinstance(alphas, Tensor):
         return part if alphas.device == part.param.device and alphas.dtype == torch.float32 else None
-    return part if any(np.float32(alpha) * np.float32(part.factor) for alpha in alphas) else None
+    with np.errstate(over="ignore"):  # of a run that diverges
+        return part if any(np.float32(alpha) * np.float32(part.factor) for alpha in alphas) else None

@@ -238,7 +238,7 @@ def laid_out(parts: Sequence[Part]) -> tables.Table | None:
         count = max(LEAST_ROWS, triton.next_power_of_2(len(parts)))
         ends += [tiles] * (count - len(parts))
         layout = Layout(count, tiles, groups, warps, size, tuple(copies))
-        return tables.Table(torch.tensor(ends + rows, dtype=torch.int64), layout)
+        return tables.Table(torch.tensor(ends + rows, dtype=torch.int64, device="cpu"), layout)
 
     return tables.table(key, first.device, make)
 
@@ -265,7 +265,7 @@ def add_noise_together_(
     if isinstance(alphas, Tensor):
         coeffs, alpha = alphas, 0.0
     elif len(alphas) > 1:
-        coeffs, alpha = torch.tensor(alphas, dtype=torch.float32).to(param.device, non_blocking=True), 0.0
+        coeffs, alpha = torch.tensor(alphas, dtype=torch.float32, device="cpu").to(param.device), 0.0
     else:
         coeffs, alpha = table.numbers, alphas[0]
     target = param if out is None else out

@@ -70,7 +70,7 @@ def totals(logits: Tensor, row: Scored) -> Tensor:
     Returns:
         (R, O) in fp32.
     """
-    result: Tensor = _version(logits).totals(logits, row)
+    result: Tensor = _version(logits, row).totals(logits, row)
     return result
 
 
@@ -86,11 +86,12 @@ def losses(totals: Tensor, row: Scored, labels: Tensor, loss: Loss) -> Tensor:
     Returns:
         (R,) in fp32.
     """
-    result: Tensor = _version(totals).losses(totals, row, labels, loss)
+    result: Tensor = _version(totals, row).losses(totals, row, labels, loss)
     return result
 
 
-def _version(x: Tensor) -> ModuleType:
-    """The kernels, where no gradient is to flow through them."""
-    plain = not x.is_cuda or x.dtype not in DTYPES or (torch.is_grad_enabled() and x.requires_grad)
+def _version(x: Tensor, row: Scored) -> ModuleType:
+    """The kernels, where no gradient is to flow through them and all they read lies in one place."""
+    kernels = x.is_cuda and x.dtype in DTYPES and type(x) is Tensor and x.device == row.source.device
+    plain = not kernels or (torch.is_grad_enabled() and x.requires_grad)
     return backend("score", "reference" if plain else "cuda")

@@ -36,6 +36,7 @@ class _Now(threading.local):
 
 
 _known: OrderedDict[Hashable, Table] = OrderedDict()
+_changing = threading.Lock()
 _now = _Now()
 
 
@@ -47,14 +48,17 @@ def table(key: Hashable, device: torch.device, make: Callable[[], Table]) -> Tab
         device: where it will lie.
         make: makes it on the host.
     """
-    found = _known.get(key)
+    key = (key, _stream(device))  # what was sent on a stream is there for the kernels of that stream
+    with _changing:
+        found = _known.get(key)
+        if found is not None:
+            _known.move_to_end(key)
     if _capturing(device):
         if found is None or _now.reads is None:
             return None
         _now.reads.append(found.numbers)
         return found
     if found is not None:
-        _known.move_to_end(key)
         return found
     if _now.trial is None:
         return _keep(key, make(), device)
@@ -83,20 +87,24 @@ def captured(reads: list[Tensor] | None) -> None:
 
 
 def _keep(key: Hashable, made: Table, device: torch.device) -> Table:
-    if len(_known) >= MOST:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # a kernel of another stream may still read one
-        for _ in range(MOST // 2):  # many at a time, so that waiting is rare
-            _known.popitem(last=False)
-    kept = _known[key] = _sent(made, device)
+    kept = _sent(made, device)
+    with _changing:
+        full = len(_known) >= MOST
+        old = [_known.popitem(last=False)[1] for _ in range(MOST // 2)] if full else []  # so that waiting is rare
+        _known[key] = kept
+    for place in {one.numbers.device for one in old if one.numbers.is_cuda}:
+        torch.cuda.synchronize(place)  # a kernel may still read one
     return kept
 
 
 def _sent(made: Table, device: torch.device) -> Table:
-    """The table on the device, by a copy that nobody waits for: who reads it reads the weights as well, and so comes
-    after the stream that they were last written on."""
+    """The table on the device, by a copy on the current stream that nobody waits for."""
     numbers = made.numbers.pin_memory() if device.type == "cuda" else made.numbers
     return made._replace(numbers=numbers.to(device, non_blocking=True))
+
+
+def _stream(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def _capturing(device: torch.device) -> bool:
