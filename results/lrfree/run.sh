@@ -58,7 +58,7 @@ table)
     "${PYTHON:-python}" "$here/table.py" "$2"
     ;;
 reference)
-    "${PYTHON:-python}" "$here/reference.py" --model "$2" --data "$3" --task sst2 --task rte --csv "$4/reference.csv"
+    "${PYTHON:-python}" "$here/reference.py" --model "$2" --data "$3" --task sst2 --task rte --share 1 --csv "$4/reference.csv"
     ;;
 order)
     minutes=${MINUTES:-0.05} seeds=${SEEDS:-2}
