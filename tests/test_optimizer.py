@@ -768,3 +768,27 @@ def test_a_captured_update_is_of_one_clip() -> None:
     before = optimizer.plan().memory
     optimizer.clip = 2.0
     assert optimizer.plan().memory != before
+
+
+@pytest.mark.parametrize("lr", [0.1, None])
+@pytest.mark.parametrize("probes", [1, 2, 3])
+def test_an_update_on_the_device_is_that_of_the_host(lr: float | None, probes: int) -> None:
+    """It needs no GPU to be asked.  One coefficient that is not finite, or a trial run, and nothing moves at all."""
+    coeffs = torch.tensor([0.5, -0.25, 0.1][:probes], dtype=torch.float64)
+    rate, live, trial = torch.tensor([0.1], dtype=torch.float64), torch.ones(1).long(), torch.zeros(1).long()
+    model, twin = Tiny(), Tiny()
+    twin.load_state_dict(model.state_dict())
+    optimizers = [zb.mezo_bcd(one, lr, probes=probes) for one in (model, twin)]
+    before = snapshot(model)
+    for bad in (math.nan, math.inf, -math.inf):
+        spoilt = coeffs.clone()
+        spoilt[-1] = bad
+        optimizers[0].plan().update_on_device(spoilt, rate, live)
+    optimizers[0].plan().update_on_device(coeffs, rate, trial)
+    assert same(snapshot(model), before)
+    optimizers[0].plan().update_on_device(coeffs, rate, live)
+    assert not same(snapshot(model), before)
+    optimizers[1].lr = 0.1
+    optimizers[1].plan().update(coeffs.float().tolist())
+    for name, weight in snapshot(twin).items():
+        torch.testing.assert_close(snapshot(model)[name], weight, rtol=1e-6, atol=1e-7)
