@@ -1,4 +1,5 @@
-"""What bases do to the tensors of a block: on a GPU many small tensors take their noise in one launch.
+"""What bases do to the tensors of a block, each given with its basis: on a GPU many small ones take their noise in
+one launch.
 
 Which ones can is asked of their bases, and changes no bit: ``elementwise``, ``scale`` and ``rounding`` say all that a
 kernel has to know.
@@ -16,11 +17,8 @@ from ..ops.noise.together import Group, add_noise_together_, copied, fits, group
 from ..ops.shared.branch import beside
 from .base import Alphas, Basis
 
-Place = tuple[Tensor, Basis]
-"""A tensor and its basis."""
 
-
-def mirrored(places: Sequence[Place], key: Key, eps: float) -> list[tuple[Tensor, Tensor]]:
+def mirrored(places: Sequence[tuple[Tensor, Basis]], key: Key, eps: float) -> list[tuple[Tensor, Tensor]]:
     """:meth:`Basis.mirrored` of every tensor."""
     parts = [_copied(param, basis, key, eps) for param, basis in places]
     found: dict[int, tuple[Tensor, ...]] = {}
@@ -34,7 +32,7 @@ def mirrored(places: Sequence[Place], key: Key, eps: float) -> list[tuple[Tensor
     return [(found[i][0], found[i][1]) for i in range(len(places))]
 
 
-def perturbed(places: Sequence[Place], key: Key, eps: float) -> list[Tensor]:
+def perturbed(places: Sequence[tuple[Tensor, Basis]], key: Key, eps: float) -> list[Tensor]:
     """:meth:`Basis.perturbed` of every tensor; the tensor itself where that is the point already."""
     parts = [_copied(param, basis, key, eps) for param, basis in places]
     found: dict[int, Tensor] = {}
@@ -48,7 +46,7 @@ def perturbed(places: Sequence[Place], key: Key, eps: float) -> list[Tensor]:
     return [found[i] for i in range(len(places))]
 
 
-def add_(places: Sequence[Place], key: Key, alphas: Alphas, decays: Sequence[float]) -> None:
+def add_(places: Sequence[tuple[Tensor, Basis]], key: Key, alphas: Alphas, decays: Sequence[float]) -> None:
     """:meth:`Basis.add_` of every tensor.
 
     Args:
@@ -83,5 +81,5 @@ def _of(group: Group, parts: Sequence[Part | None]) -> list[Part]:
     return [part for part in (parts[i] for i in group.indices) if part is not None]
 
 
-def _nbytes(places: Sequence[Place]) -> int:
+def _nbytes(places: Sequence[tuple[Tensor, Basis]]) -> int:
     return sum(param.nbytes for param, _ in places)
