@@ -23,7 +23,7 @@ from zeroblock.ops.gate import Act
 from zeroblock.ops.gate.triton import gated
 from zeroblock.ops.integer import Integers
 from zeroblock.ops.integer import triton as integer
-from zeroblock.ops.noise.part import Part
+from zeroblock.ops.noise.taker import Taker
 from zeroblock.ops.noise.triton import add_noise_, add_noise_together_, fill_, laid_out
 from zeroblock.ops.norm import Scaling
 from zeroblock.ops.norm.triton import layer_norm, rms_norm
@@ -112,13 +112,13 @@ def one_step(dtype: torch.dtype) -> None:
 def many_tensors(dtype: torch.dtype) -> None:
     for n, clock in ((64, None), (61, torch.zeros(2, dtype=torch.int64))):  # aligned, and not
         draw = Draw(KEY.to(clock=clock), 16)
-        parts = [Part(torch.zeros(n, dtype=dtype), draw, Rounding.STOCHASTIC, 0.1) for _ in range(3)]
-        table = laid_out(parts)
+        takers = [Taker(torch.zeros(n, dtype=dtype), draw, Rounding.STOCHASTIC, 0.1) for _ in range(3)]
+        table = laid_out(takers)
         assert table is not None
         copies = torch.zeros(table.about.size, dtype=dtype)
-        add_noise_together_(parts, table, (1.0,), copies, copies.clone())
-        add_noise_together_(parts, table, torch.zeros(2))
-    decaying = [part._replace(decay=0.9, draw=draw.to(distribution=Distribution.RADEMACHER)) for part in parts]
+        add_noise_together_(takers, table, (1.0,), copies, copies.clone())
+        add_noise_together_(takers, table, torch.zeros(2))
+    decaying = [taker._replace(decay=0.9, draw=draw.to(distribution=Distribution.RADEMACHER)) for taker in takers]
     add_noise_together_(decaying, table, (0.1,))
 
 

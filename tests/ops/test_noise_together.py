@@ -34,9 +34,9 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     launched: list[int] = []
     launch = triton.add_noise_together_
 
-    def noted(parts: Any, *args: Any) -> None:
-        launched.append(len(parts))
-        launch(parts, *args)
+    def noted(takers: Any, *args: Any) -> None:
+        launched.append(len(takers))
+        launch(takers, *args)
 
     monkeypatch.setattr(launches, "backend", lambda operation, device: triton)
     monkeypatch.setattr(triton, "add_noise_together_", noted)
@@ -220,7 +220,7 @@ def test_tensors_that_share_memory_go_one_after_another(joined: list[int]) -> No
     some.append((some[3][0][64:], Elementwise(960, Site(0))))  # a view of the last one
     together.add_(some, KEY, (0.1,), [1.0] * len(some))
     assert joined == []
-    assert launches._apart([launches.Part(param, None, Rounding.NEAREST) for param, _ in some[:4]])  # type: ignore[arg-type]
+    assert launches._apart([launches.Taker(param, None, Rounding.NEAREST) for param, _ in some[:4]])  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("error")
@@ -228,8 +228,8 @@ def test_a_step_that_diverges_brings_no_warning_of_numpy() -> None:
     ((param, basis),) = places([8], torch.float32)
     draw = basis.elementwise(KEY)
     assert draw is not None
-    part = launches.Part(param, draw, Rounding.NEAREST)
-    assert launches.moved(part, (1e39,)) is part
+    taker = launches.Taker(param, draw, Rounding.NEAREST)
+    assert launches.moved(taker, (1e39,)) is taker
 
 
 @pytest.mark.gpu

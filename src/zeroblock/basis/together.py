@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..noise import Key
-from ..ops.noise.part import Part
+from ..ops.noise.taker import Taker
 from ..ops.noise.together import Group, add_noise_together_, copied, fits, grouped, moved, perturb_together
 from ..ops.shared.branch import beside
 from .base import Alphas, Basis
@@ -20,28 +20,28 @@ from .base import Alphas, Basis
 
 def mirrored(places: Sequence[tuple[Tensor, Basis]], key: Key, eps: float) -> list[tuple[Tensor, Tensor]]:
     """:meth:`Basis.mirrored` of every tensor."""
-    parts = [_copied(param, basis, key, eps) for param, basis in places]
+    takers = [_copied(param, basis, key, eps) for param, basis in places]
     found: dict[int, tuple[Tensor, ...]] = {}
-    for group in beside(grouped(parts), _nbytes(places)):
+    for group in beside(grouped(takers), _nbytes(places)):
         if group.table is None:
             param, basis = places[group.indices[0]]
             found[group.indices[0]] = basis.mirrored(param, key, eps)
         else:
-            pairs = perturb_together(_of(group, parts), group.table)
+            pairs = perturb_together(_of(group, takers), group.table)
             found.update(zip(group.indices, pairs, strict=True))
     return [(found[i][0], found[i][1]) for i in range(len(places))]
 
 
 def perturbed(places: Sequence[tuple[Tensor, Basis]], key: Key, eps: float) -> list[Tensor]:
     """:meth:`Basis.perturbed` of every tensor; the tensor itself where that is the point already."""
-    parts = [_copied(param, basis, key, eps) for param, basis in places]
+    takers = [_copied(param, basis, key, eps) for param, basis in places]
     found: dict[int, Tensor] = {}
-    for group in grouped(parts):
+    for group in grouped(takers):
         if group.table is None:
             param, basis = places[group.indices[0]]
             found[group.indices[0]] = basis.perturbed(param, key, eps) if eps or basis.behind else param
         else:
-            copies = perturb_together(_of(group, parts), group.table, sides=1)
+            copies = perturb_together(_of(group, takers), group.table, sides=1)
             found.update((i, copy) for i, (copy,) in zip(group.indices, copies, strict=True))
     return [found[i] for i in range(len(places))]
 
@@ -55,30 +55,30 @@ def add_(places: Sequence[tuple[Tensor, Basis]], key: Key, alphas: Alphas, decay
         alphas: as there.
         decays: of each tensor.
     """
-    parts: list[Part | None] = []
+    takers: list[Taker | None] = []
     for (param, basis), decay in zip(places, decays, strict=True):
-        part = _part(param, basis, key)
-        parts.append(None if part is None else moved(part._replace(decay=decay), alphas))
-    for group in beside(grouped(parts), _nbytes(places)):
+        taker = _taker(param, basis, key)
+        takers.append(None if taker is None else moved(taker._replace(decay=decay), alphas))
+    for group in beside(grouped(takers), _nbytes(places)):
         if group.table is None:
             param, basis = places[group.indices[0]]
             basis.add_(param, key, alphas, decays[group.indices[0]])
         else:
-            add_noise_together_(_of(group, parts), group.table, alphas)
+            add_noise_together_(_of(group, takers), group.table, alphas)
 
 
-def _part(param: Tensor, basis: Basis, key: Key) -> Part | None:
+def _taker(param: Tensor, basis: Basis, key: Key) -> Taker | None:
     draw = basis.elementwise(key) if fits(param) else None
-    return None if draw is None else Part(param, draw, basis.rounding, basis.scale)
+    return None if draw is None else Taker(param, draw, basis.rounding, basis.scale)
 
 
-def _copied(param: Tensor, basis: Basis, key: Key, eps: float) -> Part | None:
-    part = _part(param, basis, key)
-    return None if part is None else copied(part, eps)
+def _copied(param: Tensor, basis: Basis, key: Key, eps: float) -> Taker | None:
+    taker = _taker(param, basis, key)
+    return None if taker is None else copied(taker, eps)
 
 
-def _of(group: Group, parts: Sequence[Part | None]) -> list[Part]:
-    return [part for part in (parts[i] for i in group.indices) if part is not None]
+def _of(group: Group, takers: Sequence[Taker | None]) -> list[Taker]:
+    return [taker for taker in (takers[i] for i in group.indices) if taker is not None]
 
 
 def _nbytes(places: Sequence[tuple[Tensor, Basis]]) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..shared.branch import home
 from ..shared.dispatch import backend, is_triton
 from ..shared.tables import Table
-from .part import Part
+from .taker import Taker
 
 LARGE = 1 << 22
 """Elements of a tensor above which a launch of its own has inner tiles without bounds (``MIN_WHOLE_TILES``), and takes
@@ -50,16 +50,16 @@ def fits(param: Tensor) -> bool:
     )
 
 
-def grouped(parts: Sequence[Part | None]) -> list[Group]:
-    """Which tensors share a launch; one without a part goes alone."""
+def grouped(takers: Sequence[Taker | None]) -> list[Group]:
+    """Which tensors share a launch; where there is None, a tensor goes alone."""
     alike: dict[object, list[int]] = {}
-    for i, part in enumerate(parts):
-        alike.setdefault(i if part is None else _kind(part) or i, []).append(i)
+    for i, taker in enumerate(takers):
+        alike.setdefault(i if taker is None else _kind(taker) or i, []).append(i)
     found = []
     for indices in alike.values():
         for start in range(0, len(indices), MOST):
             some = indices[start : start + MOST]
-            mine = [part for part in (parts[i] for i in some) if part is not None]
+            mine = [taker for taker in (takers[i] for i in some) if taker is not None]
             table = (
                 backend("noise", mine[0].param.device.type).laid_out(mine) if len(mine) > 1 and _apart(mine) else None
             )
@@ -67,58 +67,60 @@ def grouped(parts: Sequence[Part | None]) -> list[Group]:
     return found
 
 
-def _apart(parts: Sequence[Part]) -> bool:
+def _apart(takers: Sequence[Taker]) -> bool:
     """Whether no two tensors share memory: programs of one launch would write over each other's results."""
-    places = sorted((part.param.data_ptr(), part.param.nbytes) for part in parts)
+    places = sorted((taker.param.data_ptr(), taker.param.nbytes) for taker in takers)
     return all(start + size <= after for (start, size), (after, _) in itertools.pairwise(places))
 
 
-def _kind(part: Part) -> object:
+def _kind(taker: Taker) -> object:
     """What the tensors of a launch have in common; None for one that goes alone."""
-    param, draw, key = part.param, part.draw, part.draw.key
+    param, draw, key = taker.param, taker.draw, taker.draw.key
     if draw.mask is not None or draw.rows is not None or not fits(param):
         return None
-    alike = (param.device, param.dtype, part.rounding, part.decay, part.flip, part.aligned)
+    alike = (param.device, param.dtype, taker.rounding, taker.decay, taker.flip, taker.aligned)
     return (*alike, key, id(key.clock), draw.distribution)
 
 
-def perturb_together(parts: Sequence[Part], table: Table, sides: int = 2) -> list[tuple[Tensor, ...]]:
+def perturb_together(takers: Sequence[Taker], table: Table, sides: int = 2) -> list[tuple[Tensor, ...]]:
     """For every tensor of a group, ``perturb`` at ±factor, or both copies of ``perturb_pair``.
 
     The copies of a side are pieces of one tensor, as far apart as torch would lay tensors of their own.
 
     Args:
-        parts: the tensors; ``flip`` says that the first side is at -factor.
+        takers: the tensors; ``flip`` says that the first side is at -factor.
         table: theirs.
         sides: 1 or 2.
     """
-    like = parts[0]
+    like = takers[0]
     with home():
         flat = [torch.empty(table.about.size, dtype=like.param.dtype, device=like.param.device) for _ in range(sides)]
     module = backend("noise", like.param.device.type)
-    module.add_noise_together_(parts, table, (-1.0 if like.flip else 1.0,), *flat)
-    places = zip(parts, table.about.copies, strict=True)
-    return [tuple(one[a : a + part.param.numel()].view(part.param.shape) for one in flat) for part, a in places]
+    module.add_noise_together_(takers, table, (-1.0 if like.flip else 1.0,), *flat)
+    places = zip(takers, table.about.copies, strict=True)
+    return [tuple(one[a : a + taker.param.numel()].view(taker.param.shape) for one in flat) for taker, a in places]
 
 
-def add_noise_together_(parts: Sequence[Part], table: Table, alphas: Sequence[float] | Tensor) -> None:
+def add_noise_together_(takers: Sequence[Taker], table: Table, alphas: Sequence[float] | Tensor) -> None:
     """``add_noise_`` on every tensor of a group, with coefficients alphas·factor, products in fp32."""
     numbers = alphas if isinstance(alphas, Tensor) else tuple(map(float, alphas))
-    backend("noise", parts[0].param.device.type).add_noise_together_(parts, table, numbers)
+    backend("noise", takers[0].param.device.type).add_noise_together_(takers, table, numbers)
 
 
-def copied(part: Part, eps: float) -> Part | None:
-    """The part for copies at a distance scale·eps, where ``factor`` is the scale; None for no distance."""
-    distance = part.factor * eps
+def copied(taker: Taker, eps: float) -> Taker | None:
+    """The tensor as it is copied to a distance of scale·eps, where ``factor`` is the scale; None for no distance."""
+    distance = taker.factor * eps
     if not (distance and math.isfinite(distance)):
         return None
-    return part._replace(factor=abs(distance), flip=distance < 0)
+    return taker._replace(factor=abs(distance), flip=distance < 0)
 
 
-def moved(part: Part, alphas: Sequence[float] | Tensor) -> Part | None:
-    """The part for a step, where ``factor`` is the scale; None for a step of zero, which is not taken, and for
-    coefficients that lie elsewhere."""
+def moved(taker: Taker, alphas: Sequence[float] | Tensor) -> Taker | None:
+    """The tensor as a step moves it, where ``factor`` is the scale.
+
+    None for a step of zero, which is not taken, and for coefficients that lie elsewhere.
+    """
     if isinstance(alphas, Tensor):
-        return part if alphas.device == part.param.device and alphas.dtype == torch.float32 else None
+        return taker if alphas.device == taker.param.device and alphas.dtype == torch.float32 else None
     with np.errstate(over="ignore"):  # of a run that diverges
-        return part if any(np.float32(alpha) * np.float32(part.factor) for alpha in alphas) else None
+        return taker if any(np.float32(alpha) * np.float32(taker.factor) for alpha in alphas) else None

@@ -29,7 +29,7 @@ from ..shared.triton import (
     tick,
     tile,
 )
-from .part import Part
+from .taker import Taker
 
 COLUMNS = tl.constexpr(8)
 """Of the table of tensors: address, numel, the base, lead and shift of its place, first tile, first element of its
@@ -217,26 +217,26 @@ class Layout(NamedTuple):
     copies: tuple[int, ...]
 
 
-def laid_out(parts: Sequence[Part]) -> tables.Table | None:
+def laid_out(takers: Sequence[Taker]) -> tables.Table | None:
     """The table of tensors of one dtype on one device; None where a capture would have to make it."""
-    first = parts[0].param
-    groups, warps = lanes(sum(part.param.numel() for part in parts))
-    numbers = tuple((part.param.data_ptr(), part.param.numel(), part.draw.offset, part.factor) for part in parts)
+    first = takers[0].param
+    groups, warps = lanes(sum(taker.param.numel() for taker in takers))
+    numbers = tuple((taker.param.data_ptr(), taker.param.numel(), taker.draw.offset, taker.factor) for taker in takers)
     key = ("noise", first.device, first.dtype, groups, warps, numbers)
 
     def make() -> tables.Table:
         room, size, tiles = COPY_BYTES // first.itemsize, 0, 0
         ends, rows, copies = [], [], []
-        for part, (address, n, _, factor) in zip(parts, numbers, strict=True):
-            place, launches = Place.of(part.draw, n, groups)
+        for taker, (address, n, _, factor) in zip(takers, numbers, strict=True):
+            place, launches = Place.of(taker.draw, n, groups)
             bits = int(np.float32(factor).view(np.int32))
             rows += [address, n, place.base, place.lead, place.shift, tiles, size, bits]
             copies.append(size)
             tiles += sum(launch.grid[0] for launch in launches)
             size += triton.cdiv(n, room) * room
             ends.append(tiles)
-        count = max(LEAST_ROWS, triton.next_power_of_2(len(parts)))
-        ends += [tiles] * (count - len(parts))
+        count = max(LEAST_ROWS, triton.next_power_of_2(len(takers)))
+        ends += [tiles] * (count - len(takers))
         layout = Layout(count, tiles, groups, warps, size, tuple(copies))
         return tables.Table(torch.tensor(ends + rows, dtype=torch.int64, device="cpu"), layout)
 
@@ -244,7 +244,7 @@ def laid_out(parts: Sequence[Part]) -> tables.Table | None:
 
 
 def add_noise_together_(
-    parts: Sequence[Part],
+    takers: Sequence[Taker],
     table: tables.Table,
     alphas: tuple[float, ...] | Tensor,
     out: Tensor | None = None,
@@ -253,19 +253,20 @@ def add_noise_together_(
     """:func:`add_noise_` on the tensors of a table, with coefficients alphas·factor, in one launch.
 
     Args:
-        parts: the tensors; but for addresses, offsets and factors they are alike.
+        takers: the tensors; but for addresses, offsets and factors they are alike.
         table: theirs.
         alphas: one per probe.
         out: flat, for the copies; the tensors themselves by default.
         minus: the same for the copies on the other side.
     """
-    like, layout = parts[0], table.about
+    like, layout = takers[0], table.about
     param, draw, key = like.param, like.draw, like.draw.key
     read = isinstance(alphas, Tensor)
     if isinstance(alphas, Tensor):
         coeffs, alpha = alphas, 0.0
     elif len(alphas) > 1:
-        coeffs, alpha = torch.tensor(alphas, dtype=torch.float32, device="cpu").to(param.device), 0.0
+        numbers = torch.tensor(alphas, dtype=torch.float32, device="cpu")
+        coeffs, alpha = numbers.to(param.device, non_blocking=True), 0.0
     else:
         coeffs, alpha = table.numbers, alphas[0]
     target = param if out is None else out

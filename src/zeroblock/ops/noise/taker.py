@@ -1,4 +1,4 @@
-"""Tensors that take their noise in one launch."""
+"""What a launch over many tensors knows of each of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 from ...noise import Draw, Rounding
 
 
-class Part(NamedTuple):
-    """A tensor and its noise.
+class Taker(NamedTuple):
+    """A tensor that takes noise.
 
     Args:
         param: the weights.
