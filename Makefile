@@ -28,7 +28,7 @@ demo: $(SMOLLM2) ## Fine-tune SmolLM2 on review sentences with forward passes (t
 test: $(SMOLLM2) ## Run the tests (two cores: under fifteen minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-quick: $(SMOLLM2) ## Run the quick tests (two cores: under two minutes)
+quick: $(SMOLLM2) ## Run the quick tests (two cores: some four minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --quick
 
 slow: $(SMOLLM2) ## Run the tests, and write tests/slow.txt: those that `make quick` leaves out
