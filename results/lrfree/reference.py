@@ -2,6 +2,9 @@
 
     python results/lrfree/reference.py --model DIR --data DIR --task sst2 --task rte --csv results/lrfree/reference.csv
 
+``--part reference`` stops after 2, whose clock is charged and not read, so it may share its GPU; ``--part methods``
+takes up the rows of the CSV file and does 3.
+
 Ten minutes of the published procedure per learning rate and seed are not affordable here, and need not be taken: its
 steps are those of ``mezo``, which measures the same two losses along a direction of the same distribution and moves
 by the same amount, only sooner.  So this script
@@ -19,6 +22,7 @@ subtraction and rounding to the nearest), which favours the reference.  Dev rows
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import math
 import time
@@ -159,6 +163,8 @@ class Stopwatch:
         self._before, self._since = self.seconds, None
 
 
+REFERENCE = "mezo-reference"
+"""The published procedure's name in the rows."""
 FIRST_GUESS_STEPS = 1000.0
 """Steps that a run of unknown speed is taken to have before its first one."""
 
@@ -180,8 +186,8 @@ def run(bench: Bench, method: str, lr: float | None, **length: Any) -> list[Mark
     return bench.run(optimizer, lr=lr, **length)
 
 
-def compare(bench: Bench, args: argparse.Namespace, task: str) -> list[dict[str, Any]]:
-    """The rows of one task and seed: one per evaluation."""
+def reference(bench: Bench, args: argparse.Namespace, task: str) -> list[dict[str, Any]]:
+    """The rows of the published procedure on one task and seed, one per evaluation, at the learning rate dev chose."""
     encoded, labels = zip(*bench.work.train, strict=True)
     pool = Pool(encoded, labels, bench.work.task.over)
     each_s = (args.step_ms or reference_ms(bench.work.model, pool, bench.batch_size)) / 1e3
@@ -197,30 +203,54 @@ def compare(bench: Bench, args: argparse.Namespace, task: str) -> list[dict[str,
     lr = min(tries, key=lambda one: tries[one][0])
     marks = tries[lr][1] if args.share == 1 else run(bench, "mezo", lr, steps=steps, evals=args.evals)
     charged = [Mark(mark.step, mark.step * each_s, mark.loss, mark.dev) for mark in marks]
-    best, lowest = max(mark.dev for mark in charged[1:]), min(mark.loss for mark in charged[1:])
-    common = {"model": args.name, "task": task, "seed": bench.seed}
-    rows = [common | _row("mezo-reference", lr, args.minutes, 2, mark) for mark in charged]
-    found = [("mezo-reference", charged)]
+    tell(REFERENCE, charged, charged)
+    return [_row(bench, args, task, REFERENCE, lr, args.minutes, 2, mark) for mark in charged]
+
+
+def methods(bench: Bench, args: argparse.Namespace, task: str, charged: list[Mark]) -> list[dict[str, Any]]:
+    """The rows of methods without a learning rate on one task and seed, one per evaluation."""
+    rows = []
     for method in args.method:
         forwards = len(METHODS[method](bench.work.model).plan().points)
         run(bench, method, None, steps=64, evals=1)  # compiles kernels, as the published procedure was warmed up too
         for seconds in args.seconds:
             marks = run(bench, method, None, limit_s=seconds, evals=2 * args.evals)
-            rows += [common | _row(method, "auto", seconds / 60, forwards, mark) for mark in marks]
-            found.append((f"{method}, {seconds:g} s", marks))
-    for name, marks in found:
-        told = [f"best dev {max(mark.dev for mark in marks[1:]):.1%}"]
-        for word, there in (
-            (f"dev {best:.1%}", first(marks, lambda mark: mark.dev >= best)),
-            (f"dev loss {lowest:.4f}", first(marks, lambda mark: mark.loss <= lowest)),
-        ):
-            told.append(f"{word} after {there.seconds:.1f} s, {there.step} steps" if there else f"{word} not reached")
-        print(f"  {name}: {'; '.join(told)}", flush=True)
+            rows += [_row(bench, args, task, method, "auto", seconds / 60, forwards, mark) for mark in marks]
+            tell(f"{method}, {seconds:g} s", marks, charged)
     return rows
 
 
-def _row(method: str, lr: float | str, minutes: float, forwards: int, mark: Mark) -> dict[str, Any]:
+def tell(name: str, marks: list[Mark], charged: list[Mark]) -> None:
+    """Print when a run reaches the best dev metric and the lowest dev loss of the published procedure."""
+    best, lowest = max(mark.dev for mark in charged[1:]), min(mark.loss for mark in charged[1:])
+    told = [f"best dev {max(mark.dev for mark in marks[1:]):.1%}"]
+    for word, there in (
+        (f"dev {best:.1%}", first(marks, lambda mark: mark.dev >= best)),
+        (f"dev loss {lowest:.4f}", first(marks, lambda mark: mark.loss <= lowest)),
+    ):
+        told.append(f"{word} after {there.seconds:.1f} s, {there.step} steps" if there else f"{word} not reached")
+    print(f"  {name}: {'; '.join(told)}", flush=True)
+
+
+def charged_rows(path: str, name: str, task: str, seed: int) -> list[Mark]:
+    """The evaluations of the published procedure that a CSV file holds."""
+    with open(path, newline="") as lines:
+        found = [
+            Mark(int(row["step"]), float(row["seconds"]), float(row["dev_loss"]), float(row["dev"]))
+            for row in csv.DictReader(lines)
+            if (row["method"], row["model"], row["task"], int(row["seed"])) == (REFERENCE, name, task, seed)
+        ]
+    if not found:
+        raise SystemExit(f"{path} has no rows of {REFERENCE} on {task} with seed {seed}: run --part reference first")
+    return found
+
+
+def _row(
+    bench: Bench, args: argparse.Namespace, task: str, method: str, lr: float | str, minutes: float, forwards: int,
+    mark: Mark,
+) -> dict[str, Any]:  # fmt: skip
     return {
+        "model": args.name, "task": task, "seed": bench.seed,
         "method": method, "lr": lr, "minutes": round(minutes, 4), "step": mark.step, "forwards": forwards * mark.step,
         "seconds": round(mark.seconds, 3), "dev_loss": round(mark.loss, 5), "dev": round(mark.dev, 5),
     }  # fmt: skip
@@ -246,11 +276,22 @@ def main() -> None:
     parser.add_argument("--dev", type=int, default=500, help="most rows of dev")
     parser.add_argument("--evals", type=int, default=20, help="of the reference; the others get twice as many")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", choices=("reference", "methods"), help="one of the two; both by default")
     parser.add_argument("--csv")
     args = parser.parse_args()
+    if args.part == "methods" and args.csv is None:
+        parser.error("--part methods needs the --csv file that --part reference wrote")
     for task in args.task:
         bench = Bench(args.model, task, args.data, args.seed, dev=args.dev)
-        append(args.csv, compare(bench, args, task), str(bench.work.engine.device.type))
+        device = str(bench.work.engine.device.type)
+        if args.part == "methods":
+            charged = charged_rows(args.csv, args.name, task, args.seed)
+        else:
+            rows = reference(bench, args, task)
+            append(args.csv, rows, device)
+            charged = [Mark(row["step"], row["seconds"], row["dev_loss"], row["dev"]) for row in rows]
+        if args.part != "reference":
+            append(args.csv, methods(bench, args, task, charged), device)
 
 
 if __name__ == "__main__":

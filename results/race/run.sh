@@ -2,18 +2,20 @@
 # The races of docs/race.md. A race continues where it was stopped; the most telling runners come first.
 #
 #     MODEL=models/SmolLM2-135M DATA=data OUT=runs/race bash results/race/run.sh smollm2
+#     GEMMA=models/Gemma-3-270M DATA=data OUT=runs/race bash results/race/run.sh gemma
 #     QWEN=models/Qwen2.5-1.5B DATA=data OUT=runs/race bash results/race/run.sh qwen
 #     DATA=data OUT=runs/race bash results/race/run.sh steps
 #     bash results/race/run.sh plan         say what would be run, and how long it takes
 #
-# MODEL, QWEN      folders of the models, as from_pretrained reads them
+# MODEL, GEMMA, QWEN  folders of the models, as from_pretrained reads them
 # DATA             a folder of TASK/train.jsonl and TASK/validation.jsonl
-# RUNNER_S, JOBS   seconds of training per runner, and runners at a time, on SmolLM2; QWEN_RUNNER_S, QWEN_JOBS on Qwen
+# RUNNER_S, JOBS   seconds of training per runner, and runners at a time, on SmolLM2 and Gemma; QWEN_RUNNER_S, QWEN_JOBS on Qwen
 # RACE_S           seconds after which a command begins no more runners
 # STEPS_MODEL      the shape whose steps are timed
 set -uo pipefail
 PYTHON=${PYTHON:-python3}
 MODEL=${MODEL:-models/SmolLM2-135M}
+GEMMA=${GEMMA:-models/Gemma-3-270M}
 QWEN=${QWEN:-models/Qwen2.5-1.5B}
 DATA=${DATA:-data}
 OUT=${OUT:-runs/race}
@@ -54,6 +56,15 @@ smollm2() {
     race "${here[@]}" $GENERATING --task squad --methods mezo,lozo,ft "${others[@]}" --out "$out/squad"
 }
 
+gemma() {
+    local out=$OUT/gemma
+    local rates=(--lr mezo_bcd=auto,3e-5,1e-4,3e-4,1e-3 --lr fzoo_bcd=auto)
+    local here=("$GEMMA" "$RUNNER_S" "$JOBS")
+    race "${here[@]}" $OPTIONS --task sst2,rte,boolq,copa,wic,cb,wsc,multirc,record \
+        --methods mezo_bcd,zero-shot,fzoo_bcd "${rates[@]}" --out "$out"
+    race "${here[@]}" $GENERATING --task squad,drop --methods mezo_bcd,zero-shot,fzoo_bcd "${rates[@]}" --out "$out"
+}
+
 qwen() {
     local out=$OUT/qwen
     local rates=(--lr mezo_bcd=auto,3e-6,1e-5,3e-5,1e-4 --lr fzoo_bcd=auto)
@@ -71,10 +82,11 @@ steps() {
 }
 
 case "${1:-}" in
-    smollm2 | qwen | steps) "$1" ;;
+    smollm2 | gemma | qwen | steps) "$1" ;;
     plan)
         DRY=--dry-run
         smollm2
+        gemma
         qwen
         ;;
     *)
