@@ -121,11 +121,12 @@ class _Inputs:
         self.last: tuple[Tensor, int, Rounded] | None = None
 
     def rounded(self, x: Tensor) -> Rounded:
-        if self.last is not None and self.last[0] is x and self.last[1] == x._version:
+        version = 0 if x.is_inference() else x._version
+        if self.last is not None and self.last[0] is x and self.last[1] == version:
             return self.last[2]
         self.last = None  # before the next one is made
         made: Rounded = self.ops.rounded(x.reshape(-1, x.shape[-1]), self.tokens)
-        self.last = x, x._version, made
+        self.last = x, version, made
         return made
 
 
