@@ -93,6 +93,7 @@ def measure(
     batch_size: int = 16,
     seed: int = 0,
     graphs: bool | None = None,
+    gemm: str | None = None,
     names: tuple[str, str],
     reference: float | None = None,
     idle_bytes: int = 0,
@@ -108,6 +109,7 @@ def measure(
         batch_size: examples per step.
         seed: of noise, order of blocks and order of examples.
         graphs: whether to use CUDA graphs; None lets the engine choose.
+        gemm: see :class:`Engine`; the row's dtype tells it.
         names: of model and task, for the row.
         reference: milliseconds per step of MeZO's own procedure, if measured.
         idle_bytes: bytes of memory that the process held before it loaded the model, on the CPU.
@@ -117,7 +119,7 @@ def measure(
     gauge = Gauge(first.device, idle_bytes)
     _wait(model)
     begin = time.perf_counter()
-    ready = variant.build(Choice(method, "forked"), model, seed=seed, graphs=graphs)
+    ready = variant.build(Choice(method, "forked"), model, seed=seed, graphs=graphs, gemm=gemm)
     assert isinstance(ready, variant.Ours)
     _wait(model)
     set_up = time.perf_counter() - begin
@@ -143,7 +145,7 @@ def measure(
         task=names[1],
         method=method,
         device=first.device.type,
-        dtype=stored_as(model),
+        dtype=stored_as(model) + (f"+{gemm}" if gemm else ""),
         batch_size=batch_size,
         steps=steps,
         set_up_s=round(set_up, 3),

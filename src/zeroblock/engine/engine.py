@@ -18,7 +18,7 @@ from ..exclusive import exclusive
 from ..ranks.wrapper import unwrapped
 from ..run.graph import Graphs
 from ..task.encoding import Encoded
-from . import bridge, trial
+from . import bridge, eight, trial
 from .forward import Forward
 from .fuse import find
 from .held import Prefix
@@ -68,6 +68,10 @@ class Engine(Forward):
         graphs: whether to capture steps as CUDA graphs; by default where it pays.
         hold: whether consecutive steps on one objective and one block share what the layers before the block compute;
             the losses are the same to the bit. Captured steps do not. Do not edit weights through ``.data`` in between.
+        gemm: ``"fp8"`` computes the products of the layers after the active block with 8-bit numbers, for rows of at
+            least 1,024 tokens and matrices of at least 1,024 × 1,024 in bf16; everything else runs as without it. The
+            first point of a pass is rounded as it is, every other one as its difference from the first. Losses change
+            by the rounding; such rows are not captured.
     """
 
     why = Renamed("reason")
@@ -80,7 +84,9 @@ class Engine(Forward):
         max_tokens: int | None = None,
         graphs: bool | None = None,
         hold: bool = False,
+        gemm: str | None = None,
     ) -> None:
+        eight.check(gemm)
         if max_tokens is not None and max_tokens < 1:
             raise ZeroBlockError(f"max_tokens must be at least 1, got {max_tokens}")
         model = unwrapped(model)
@@ -128,6 +134,8 @@ class Engine(Forward):
                     ZeroBlockWarning,
                     stacklevel=2,
                 )
+        if gemm is not None:
+            self._round(fork)
         if hold and self.forked:
             cuts = self.cuts or trial.cuts(self, self._multiples(0))
             self.prefix = None if cuts is None else Prefix(model, self.anatomy, cuts)
@@ -137,6 +145,23 @@ class Engine(Forward):
                 ZeroBlockWarning,
                 stacklevel=2,
             )
+
+    def _round(self, fork: bool) -> None:
+        """Give the layers after the active block products of 8-bit numbers."""
+        if not (self.forked and self.packed):
+            reason = self.reason or ("it is an encoder-decoder" if fork else "fork is off (--engine sequential)")
+            raise ZeroBlockError(
+                f"gemm='fp8' is for forked passes over packed rows, which {type(self.model).__name__} does not have "
+                f"here ({reason}): leave it out"
+            )
+        self.eight = eight.find(
+            self.model,
+            self.anatomy,
+            self.device,
+            streams=self.shelf.streams,
+            spread=self.spread,
+            scattered=len(self.devices) > 1,
+        )
 
     def objective(
         self,

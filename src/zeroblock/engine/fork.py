@@ -136,9 +136,7 @@ class Fork:
         self.thread = threading.get_ident()
         self.shown = 0
         """Number of running modules that show a point's weights, nested ones included."""
-        sides = list(zip(points[0::2], points[1::2], strict=False))
-        opposite = 2 * len(sides) == len(points) and all(_opposite(*pair) for pair in sides)
-        paired = opposite and points[0].direction.paired
+        paired = in_pairs(points) and points[0].direction.paired
         self.mirrored = paired and (tokens <= PAIR_TOKENS or stages >= PAIR_STAGES)
         """Whether points come in pairs, both copies of which are made at once."""
 
@@ -357,6 +355,12 @@ class Fork:
         """x with a row for every string, where one row is for all of them: T5's bias of positions."""
         one = self.padded and x.dim() > 1 and x.shape[0] == 1
         return x.expand(self.strings, *x.shape[1:]) if one else x
+
+
+def in_pairs(points: Sequence[Point]) -> bool:
+    """Whether points are the two sides of one direction after another."""
+    sides = list(zip(points[0::2], points[1::2], strict=False))
+    return 2 * len(sides) == len(points) and all(_opposite(*pair) for pair in sides)
 
 
 def _opposite(a: Point, b: Point) -> bool:

@@ -27,6 +27,7 @@ from .anatomy import Anatomy, ForkError
 from .attention import attending, configs
 from .cut import Cuts, cutting, first, given, named
 from .decode import decoding, encoder_inputs
+from .eight import Eight
 from .fork import forking
 from .fuse import Fusions
 from .held import Prefix
@@ -81,6 +82,8 @@ class Forward:
         """Where the pass is cut when it is captured; None where it cannot be cut."""
         self.prefix: Prefix | None = None
         """Holds the layers before the active block from one step to the next, where asked to."""
+        self.eight: Eight | None = None
+        """Products of 8-bit numbers in the layers after the active block, where asked for."""
         self.fusions = Fusions()
         """Forwards of the model's modules that one kernel computes."""
         self._watched: set[tuple[tuple[int, type], ...]] = set()
@@ -151,6 +154,8 @@ class Forward:
                     fork = stack.enter_context(forking(self.anatomy, points, len(row.tokens), watch))
                     if self.prefix is not None and tape is None:
                         stack.enter_context(self.prefix.passing(row, points[0].direction.members))
+                    if self.eight is not None and tape is None and self.eight.pays(len(row.tokens)):
+                        stack.enter_context(self.eight.running(fork))
                 if tape is not None:
                     assert self.cuts is not None
                     stack.enter_context(cutting(self.cuts, tape, fork))

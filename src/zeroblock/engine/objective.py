@@ -20,7 +20,7 @@ from ..plan import Plan
 from ..shard import is_lost
 from ..step import Call, Objective, Staged, Tape
 from .anatomy import ForkError
-from .fork import scratch
+from .fork import in_pairs, scratch
 from .forward import Forward
 from .pack import Padded, Row
 from .pair import Pairs
@@ -98,7 +98,7 @@ class BatchObjective(Objective):
         graphs, (row, labels) = self.forward.graphs, self.rows[0]
         if graphs is None or len(self.rows) != 1 or not isinstance(row, Row):
             return None
-        if not graphs.pays(len(row.tokens), self.forward.numel):
+        if not graphs.pays(len(row.tokens), self.forward.numel) or self._in_eight_bits(row):
             return None
         flat = row.flat()
         return Staged(
@@ -156,12 +156,19 @@ class BatchObjective(Objective):
             limit = self.forward.shelf.pass_tokens
             if limit is not None and isinstance(row, Pairs):
                 tokens_each += row.inputs.numel()
-            some = [points] if tape is not None else passes(points, tokens_each, limit)
-            totals = _joined([self.forward.totals(row, part, tape=tape) for part in some])
+            again = self._in_eight_bits(row) and not in_pairs(points)
+            some = [points] if tape is not None else passes(points, tokens_each, limit, again)
+            parts = [self.forward.totals(row, part, tape=tape) for part in some]
+            totals = _joined([part[1:] if again and i else part for i, part in enumerate(parts)])
             sums.append(score.losses(totals, row, labels, self._loss))
             if self._by_token:
                 tokens.append(row.lengths.sum())
         return _sum(sums) / (_sum(tokens) if self._by_token else self.examples)
+
+    def _in_eight_bits(self, row: Row | Padded | Pairs) -> bool:
+        """Whether passes over a row have 8-bit products, which are not captured."""
+        eight = self.forward.eight
+        return eight is not None and isinstance(row, Row) and eight.pays(len(row.tokens))
 
     def _check_alike(self) -> None:
         """Refuse rows that only some of the processes would measure one point after another."""
@@ -189,7 +196,9 @@ class BatchObjective(Objective):
         return [(row.to(device), _sent(labels, device)) for row, labels in self.rows]
 
 
-def passes(points: Sequence[Point], tokens: int, limit: int | None = None) -> list[Sequence[Point]]:
+def passes(
+    points: Sequence[Point], tokens: int, limit: int | None = None, again: bool = False
+) -> list[Sequence[Point]]:
     """Points by the pass that they run in, as many together as memory allows; both sides of a direction stay together.
 
     Every pass runs the modules before the block again.
@@ -198,8 +207,12 @@ def passes(points: Sequence[Point], tokens: int, limit: int | None = None) -> li
         points: all of a step.
         tokens: of the row that will run.
         limit: most tokens of a pass, all points together, where the memory for rows is limited.
+        again: begin every pass with the first point, so that what it rounds is the same in all of them.
     """
     most = at_once(tokens, limit)
+    if again and len(points) > most:
+        first, rest = points[:1], points[1:]
+        return [[*first, *rest[a : a + most - 1]] for a in range(0, len(rest), most - 1)]
     return [points[a : a + most] for a in range(0, len(points), most)] or [points]
 
 

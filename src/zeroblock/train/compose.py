@@ -129,6 +129,8 @@ def check(config: Choice) -> None:
         quantise.check(how)
         if config.method == "ft":
             raise ZeroBlockError("ft computes gradients, which integers do not have: leave out --weights")
+    if getattr(config, "gemm", None) is not None and config.method not in METHODS:
+        raise ZeroBlockError(f"{config.method} has no points whose products could be rounded: leave out --gemm")
     if config.method not in METHODS:
         if given:
             raise ZeroBlockError(f"{config.method} takes no {next(iter(given))}")

@@ -214,7 +214,7 @@ def prepare(
 def engine_of(config: Config, model: nn.Module) -> Engine:
     """The engine that a configuration describes."""
     graphs = {"auto": None, "on": True, "off": False}[config.graphs]
-    return Engine(model, fork=config.engine == "forked", max_tokens=config.max_tokens, graphs=graphs)
+    return Engine(model, fork=config.engine == "forked", max_tokens=config.max_tokens, graphs=graphs, gemm=config.gemm)
 
 
 def _notes(

@@ -1,0 +1,207 @@
+"""Products of 8-bit numbers in the layers after the active block (``gemm="fp8"``).
+
+The rows of all points have parted there.  The first point is rounded as it is, every other one as its difference from
+the first, and a matrix is rounded anew in every pass, since weights move (see ``ops/eight``).  The embedding, the
+layers before the block, the active layer and the head stay in 16 bits, and so do passes without points.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ZeroBlockError, unknown
+from ..interrupt import uninterrupted
+from ..ops.eight import Rounded
+from ..ops.shared.dispatch import backend
+from ..quantise import quantised_layers
+from .anatomy import Anatomy
+from .fork import Fork, restore
+
+MIN_FP8_TOKENS = 1024
+"""Tokens per point from which on 8-bit products pay: a shorter row saves less than rounding the matrices takes."""
+MIN_FP8_WIDTH = 1024
+"""Numbers on either side of a matrix from which on 8-bit products pay."""
+MULTIPLE = 16
+"""Torch's row-wise product takes sides that are multiples of this."""
+CAPABILITY = (8, 9)
+"""The first CUDA devices that multiply 8-bit floats."""
+MAX_ERROR = 0.02
+"""Relative error of the trial's product that passes; its result is rounded to bf16."""
+GEMMS = ("fp8",)
+
+Forward = Callable[..., Any]
+
+
+class Eight:
+    """The products of a model's layers, which run in 8 bits for the length of a forked pass.
+
+    Args:
+        layers: of the model.
+        ops: the version of the operations for the model's device.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], ops: ModuleType) -> None:
+        self.layers, self.ops = layers, ops
+        self.linears = {id(layer): _wide(layer) for layer in layers}
+        """By layer, the products that are wide enough."""
+
+    def pays(self, tokens: int) -> bool:
+        """Whether rows are long enough."""
+        return tokens >= MIN_FP8_TOKENS
+
+    @contextlib.contextmanager
+    def running(self, fork: Fork) -> Iterator[None]:
+        """A context in which the layers after the active block have 8-bit products; enter ``forking`` first."""
+        active = {id(module) for module, _ in fork.anatomy.stages(fork.points[0].direction.members)}
+        replaced: list[tuple[nn.Module, Forward | None]] = []
+        with uninterrupted() as shield:
+            try:
+                for layer in self.layers:
+                    if id(layer) not in active and self.linears[id(layer)]:
+                        replaced.append((layer, vars(layer).get("forward")))
+                        vars(layer)["forward"] = self._layer(layer, fork)
+                with shield.opened():
+                    yield
+            finally:
+                for layer, before in reversed(replaced):
+                    restore(layer, before)
+
+    def _layer(self, layer: nn.Module, fork: Fork) -> Forward:
+        """The forward of a layer, which finds out when it is called whether it comes after the block.
+
+        Its products get their forwards only then: a fused forward sees that one of its products has another forward,
+        and leaves them to the modules, so fusions before the block stay as they are.
+        """
+        inner, linears = layer.forward, self.linears[id(layer)]
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not fork.parted:
+                return inner(*args, **kwargs)
+            inputs = _Inputs(self.ops, fork.tokens)
+            before = [vars(linear).get("forward") for linear in linears]
+            with uninterrupted() as shield:
+                try:
+                    for linear in linears:
+                        vars(linear)["forward"] = self._linear(linear, fork, inputs)
+                    with shield.opened():
+                        return inner(*args, **kwargs)
+                finally:
+                    for linear, own in zip(linears, before, strict=True):
+                        restore(linear, own)
+
+        return forward
+
+    def _linear(self, linear: nn.Linear, fork: Fork, inputs: _Inputs) -> Forward:
+        """The forward of one product."""
+        inner, rows = linear.forward, len(fork.points) * fork.tokens
+
+        def forward(input: Tensor) -> Tensor:  # as torch names it
+            whole = input.dim() == 2 or input.shape[0] == len(fork.points)  # OPT lays the rows end to end
+            known = input.dtype == linear.weight.dtype and not torch.is_grad_enabled()
+            if not (known and whole and input.numel() == rows * linear.in_features):  # an expert sees some of the rows
+                return inner(input)  # type: ignore[no-any-return]
+            y: Tensor = self.ops.product(inputs.rounded(input), self.ops.rounded(linear.weight.detach()))
+            self.ops.join_(y, fork.tokens, linear.bias)
+            return y.view(*input.shape[:-1], -1)
+
+        return forward
+
+
+class _Inputs:
+    """The last input of a layer's products, rounded once for all products that share it."""
+
+    def __init__(self, ops: ModuleType, tokens: int) -> None:
+        self.ops, self.tokens = ops, tokens
+        self.last: tuple[Tensor, int, Rounded] | None = None
+
+    def rounded(self, x: Tensor) -> Rounded:
+        version = 0 if x.is_inference() else x._version
+        if self.last is not None and self.last[0] is x and self.last[1] == version:
+            return self.last[2]
+        self.last = None  # before the next one is made
+        made: Rounded = self.ops.rounded(x.reshape(-1, x.shape[-1]), self.tokens)
+        self.last = x, version, made
+        return made
+
+
+def _wide(layer: nn.Module) -> list[nn.Linear]:
+    """The products of a layer that are wide enough, and that nobody has given another forward."""
+    linears = [m for m in layer.modules() if type(m) is nn.Linear and "forward" not in vars(m)]
+    return [one for one in linears if all(map(_pays, (one.in_features, one.out_features)))]
+
+
+def _pays(size: int) -> bool:
+    return size >= MIN_FP8_WIDTH and size % MULTIPLE == 0
+
+
+def check(gemm: str | None) -> None:
+    """Refuse an unknown value of ``gemm``."""
+    if gemm is not None and gemm not in GEMMS:
+        raise unknown("gemm", gemm, GEMMS)
+
+
+def find(
+    model: nn.Module, anatomy: Anatomy, device: torch.device, *, streams: bool, spread: bool, scattered: bool
+) -> Eight:
+    """The 8-bit products of a model; refuses a model or a device that cannot have them.
+
+    Args:
+        model: of any family.
+        anatomy: of the model.
+        device: where it runs.
+        streams: whether its weights rest elsewhere than on the device.
+        spread: whether its weights are sharded.
+        scattered: whether it lies on several devices.
+    """
+    refusals = {
+        "rounds weights that stay on the device: leave out --offload and --memory (zeroblock.shelve)": streams,
+        "rounds whole weights: leave out --shard and tensor parallelism": spread,
+        "runs on one device: load the model without a device_map": scattered,
+        "rounds weights of 16 bits, and these are stored as integers: leave out --weights": bool(
+            quantised_layers(model)
+        ),
+    }
+    for reason, refused in refusals.items():
+        if refused:
+            raise ZeroBlockError(f"gemm='fp8' {reason}")
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < CAPABILITY:
+        raise ZeroBlockError(
+            f"gemm='fp8' needs a CUDA device of capability 8.9 or newer (Ada, Hopper), and the model is on {device}: "
+            "leave it out"
+        )
+    eight = Eight(anatomy.layers, backend("eight", "cuda"))
+    linears = [linear for some in eight.linears.values() for linear in some]
+    if not linears:
+        raise ZeroBlockError(
+            f"gemm='fp8' is for matrices whose sides are at least {MIN_FP8_WIDTH:,} and multiples of {MULTIPLE}, and "
+            f"the layers of {type(model).__name__} have none: leave it out"
+        )
+    other = next((linear.weight.dtype for linear in linears if linear.weight.dtype != torch.bfloat16), None)
+    if other is not None:
+        raise ZeroBlockError(
+            f"gemm='fp8' needs weights in bf16, which torch's product of scaled rows writes, and these are {other}: "
+            "load the model with --dtype bf16"
+        )
+    _try(eight.ops, device)
+    return eight
+
+
+@torch.no_grad()
+def _try(ops: ModuleType, device: torch.device) -> None:
+    """Refuse a device whose product of 8-bit numbers does not run, or is wrong."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (ops.rounded(torch.randn(n, 256, generator=generator).to(device, torch.bfloat16)) for n in (80, 128))
+    expected = (x[0].float() * x[1]) @ (weight[0].float() * weight[1]).T
+    try:
+        error = float((ops.product(x, weight).float() - expected).norm() / expected.norm())
+    except (RuntimeError, ValueError, NotImplementedError) as reason:
+        told = " ".join(str(reason).split())[:200]
+        raise ZeroBlockError(f"gemm='fp8' does not run on {device} with this torch ({told}): leave it out") from reason
+    if not error <= MAX_ERROR:
+        raise ZeroBlockError(f"gemm='fp8' computes wrong products on {device} (by {error:.2g}): leave it out")
