@@ -154,8 +154,8 @@ class Watch:
         """Remember which parameters and modules the model holds, and which are trainable."""
         model = self.weights.model
         modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-        self._places: list[dict[str, Any]] = [d for m in modules for d in (m._parameters, m._modules)]
-        self._filled = [place for place in self._places if place]
+        places: list[dict[str, Any]] = [d for m in modules for d in (m._parameters, m._modules)]
+        self._empty, self._filled = [p for p in places if not p], [p for p in places if p]
         self._held = list(itertools.chain.from_iterable(map(dict.values, self._filled)))
         self._params: list[Tensor] = list(model.parameters())
         self._flags = list(map(_flag, self._params))
@@ -164,7 +164,8 @@ class Watch:
         """Whether the model holds the same objects; one microsecond per five parameters."""
         held = itertools.chain.from_iterable(map(dict.values, self._filled))
         return (
-            sum(map(len, self._places)) == sum(map(len, self._filled)) == len(self._held)
+            not any(self._empty)
+            and sum(map(len, self._filled)) == len(self._held)
             and all(map(operator.is_, held, self._held))
             and list(map(_flag, self._params)) == self._flags
         )

@@ -126,7 +126,7 @@ class Graphs:
         Returns:
             The numbers, on the device; None, and nothing moved, where the step cannot be captured.
         """
-        if self.reason or len(plan.measured) > staged.most or plan.estimator.anchored:  # an anchor has no fixed place
+        if self.reason or plan.estimator.anchored:  # an anchor has no fixed place
             return None
         with torch.cuda.device(staged.device):
             if plan.weights is not self._owner or self._inputs is None or len(self._inputs.batch) < len(staged.batch):
@@ -137,8 +137,8 @@ class Graphs:
             frame = self._frame((cast_to, *staged.row), staged)
             key = (*plan.memory, *staged.shape)
             string = frame.strings.get(key)
-            if string is None:
-                string = self._captured(plan, staged, frame)
+            if string is None:  # where it is known, its points are not built: the device has them
+                string = self._captured(plan, staged, frame) if len(plan.measured) <= staged.most else None
                 if string is None:
                     return None
                 frame.strings[key] = string
