@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer, optimizer
 
 from .errors import ZeroBlockError
 from .interrupt import uninterrupted
@@ -30,6 +31,26 @@ def without_gradients(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with uninterrupted() as shield, torch.no_grad(), shield.opened():
             return function(*args, **kwargs)
+
+    return call
+
+
+def marked_if_profiled(func: Callable[P, R]) -> Callable[P, R]:
+    """An optimizer's step, with torch's mark and hooks around it where a profiler runs or there are hooks.
+
+    The mark alone takes the host 25 microseconds.
+    """
+    marked = Optimizer.profile_hook_step(func)
+
+    @functools.wraps(marked)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        self = cast(Optimizer, args[0])
+        hooks = (
+            self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks,
+            optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks,
+        )  # fmt: skip
+        plain = not any(hooks) and not torch._C._autograd._profiler_enabled()
+        return (func if plain else marked)(*args, **kwargs)
 
     return call
 

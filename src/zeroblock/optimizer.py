@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from . import block as blocks_of
 from . import budget, composition
 from .block import Block, Partition
-from .closure import Closure, without_gradients
+from .closure import Closure, marked_if_profiled, without_gradients
 from .composition import Fixed, count, parts_of
 from .errors import ZeroBlockError
 from .estimator import Estimator, TwoSided
@@ -105,6 +105,7 @@ class ZeroOrder(torch.optim.Optimizer):
         lambda self: Turns(self.schedule, len(self.blocks), self.interval, self.seed, self.clip),
         doc="Which block comes next.",
     )
+    profile_hook_step = staticmethod(marked_if_profiled)  # what torch puts around ``step``
 
     def __init__(
         self,

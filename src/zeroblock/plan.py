@@ -173,10 +173,11 @@ class Plan:
 
     def record(self, numbers: Numbers) -> Record:
         """The step's record; ``numbers`` are on the host."""
-        losses, coeffs = tuple(numbers.losses.tolist()), tuple(numbers.coeffs.tolist())
+        loss, *rest = numbers.flat.tolist()
+        losses, coeffs = tuple(rest[: numbers.points]), tuple(rest[numbers.points :])
         known = self.estimator.recall(self.turn.step)
         curvatures = known.curvatures if known else tuple(self.estimator.curvatures(numbers.losses).tolist())
-        return Record(self.turn.step, self.turn.block, coeffs, self.lr, losses, float(numbers.loss), curvatures)
+        return Record(self.turn.step, self.turn.block, coeffs, self.lr, losses, loss, curvatures)
 
 
 def _divided(x: Tensor, count: int) -> Tensor:

@@ -100,18 +100,18 @@ class BatchObjective(Objective):
             return None
         if not graphs.pays(len(row.tokens), self.forward.numel) or self._in_eight_bits(row):
             return None
-        flat = row.flat()
+        tokens, batch = len(row.tokens), torch.cat([*row.parts, labels])
         return Staged(
             graphs,
-            (len(row.tokens),),
+            (tokens,),
             (row.shapes, self.over, self.reduction),
-            torch.cat([flat, labels]),
-            functools.partial(self._bound, row, len(flat)),
+            batch,
+            functools.partial(self._bound, row, len(batch) - len(labels)),
             1 if self.forward.cuts is None else self.forward.cuts.pieces,
             self._active,
-            functools.partial(self._reserved, len(row.tokens), len(row.keep)),
+            functools.partial(self._reserved, tokens, len(row.keep)),
             self.forward.device,
-            at_once(len(row.tokens), self.forward.shelf.pass_tokens),
+            at_once(tokens, self.forward.shelf.pass_tokens),
             self.weight,
         )
 

@@ -78,7 +78,14 @@ class Row:
 
     def flat(self) -> Tensor:
         """All fields, end to end in one tensor."""
-        return torch.cat([getattr(self, name).view(-1) for name in FIELDS])
+        return torch.cat(self.parts)
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """All fields, each in one dimension."""
+        places = [self.tokens, self.positions, self.start, self.trunk, self.branch, self.until]
+        scored = [self.keep, self.source, self.target, self.spans.view(-1), self.lengths, self.slots.view(-1)]
+        return places + scored
 
     def view(self, flat: Tensor) -> Row:
         """A row with this one's shapes over the numbers of another row's ``flat``."""
@@ -191,20 +198,17 @@ class Strand(NamedTuple):
 
     Args:
         lengths: number of scored tokens of each option.
+        cost: number of tokens that the example takes in a row, n.
         places: (6, n) tokens, positions, start, trunk, branch and until, as in :class:`Row`.
         keep: (p,) as in :class:`Row`.
         targets: (2, scored tokens) source and target, as in :class:`Row`.
     """
 
     lengths: tuple[int, ...]
+    cost: int
     places: NDArray[np.int64]
     keep: NDArray[np.int64]
     targets: NDArray[np.int64]
-
-    @property
-    def cost(self) -> int:
-        """Number of tokens that the example takes in a row."""
-        return int(self.places.shape[1])
 
 
 def lay(one: Encoded) -> Strand:
@@ -243,14 +247,14 @@ def _strand(
         lengths.append(len(chosen))
     until = range(len(tokens))
     arrays = ((tokens, positions, [0] * len(tokens), trunk, branch, until), list(kept), (source, target))
-    return Strand(tuple(lengths), *(np.array(array, np.int64) for array in arrays))
+    return Strand(tuple(lengths), len(tokens), *(np.array(array, np.int64) for array in arrays))
 
 
 def _masked(context: tuple[int, ...], options: Sequence[int], mask: int) -> Strand:
     """Lay out an example whose options stand in place of its mask."""
     n, none = len(context), [0] * len(context)
     arrays = ((context, range(n), none, none, none, [n - 1] * n), [mask], ([0] * len(options), options))
-    return Strand((1,) * len(options), *(np.array(array, np.int64) for array in arrays))
+    return Strand((1,) * len(options), n, *(np.array(array, np.int64) for array in arrays))
 
 
 def _spans(lengths: Sequence[int], none: int) -> list[list[int]]:
