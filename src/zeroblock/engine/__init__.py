@@ -1,4 +1,4 @@
-"""The engine: the losses of a decoder or an encoder, packed into rows and forked at the active block.
+"""The engine: it packs examples into rows, and computes the losses at all points of a step in one forked pass.
 
 >>> engine = Engine(model)                                        # doctest: +SKIP
 >>> objective = engine.objective(encoded, labels)                 # doctest: +SKIP

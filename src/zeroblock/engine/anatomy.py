@@ -1,4 +1,4 @@
-"""Where the modules of a model hold its parameters, and which of its stages run once per point."""
+"""The modules of a model that hold its parameters, and the stages that run once per point."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class ForkError(ZeroBlockError):
 
 
 class Anatomy:
-    """Where a model reads its parameters: in which layer, or in which modules outside the layers."""
+    """The places where a model reads its parameters: a layer, or modules outside the layers."""
 
     def __init__(self, model: nn.Module) -> None:
         self.owners: dict[str, list[nn.Module]] = {}
         self.layer: dict[str, nn.Module] = {}
         self._places: dict[str, tuple[nn.Module, str]] = {}
-        """A module that holds a parameter, and what it calls it."""
+        """For each parameter, a module that holds it, and its name in that module."""
         names = {id(p): n for n, p in model.named_parameters()}
         for module in model.modules():
             for key, param in module._parameters.items():
@@ -48,8 +48,8 @@ class Anatomy:
     def stages(self, members: Sequence[Member]) -> list[tuple[nn.Module, list[Member]]]:
         """The modules that run once per point, each with the tensors that are perturbed in it.
 
-        These are the layers that hold an active tensor, and the modules outside the layers that do; a tied head and
-        embedding are two of them.
+        These are the layers and the modules outside the layers that hold an active tensor; a tied head and embedding
+        are two of the latter.
         """
         by_module: dict[int, tuple[nn.Module, list[Member]]] = {}
         for member in members:
@@ -63,13 +63,13 @@ class Anatomy:
         return list(by_module.values())
 
     def entrances(self, members: Sequence[Member]) -> list[nn.Module]:
-        """The modules outside the layers that hold an active tensor, but for those that are known to run after them."""
+        """The modules outside the layers that hold an active tensor, except those known to run after the layers."""
         layers = set(map(id, self.layers))
         found = (module for module, _ in self.stages(members) if id(module) not in layers)
         return [module for module in found if not is_output_side(self._paths[id(module)])]
 
     def held(self, member: Member) -> Tensor:
-        """The tensor that the model holds in a parameter's place now: itself, or what FSDP2 has gathered of it."""
+        """The tensor that the model now holds in a parameter's place: the parameter, or what FSDP2 has gathered."""
         if not is_spread(member.param):
             return member.param
         module, key = self._places[member.name]
@@ -93,7 +93,7 @@ class Anatomy:
     def _readers(self, name: str) -> list[nn.Module]:
         """The modules outside the layers that read a parameter; ``_Watch`` makes sure that no other does.
 
-        RoBERTa's head and the linear layer in it hold one bias, which the linear layer alone reads.
+        RoBERTa's head and the linear layer in it hold one bias, which only the linear layer reads.
         """
         leaves = [module for module in self.owners[name] if not any(True for _ in module.children())]
         if not leaves:

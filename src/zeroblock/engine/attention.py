@@ -1,7 +1,7 @@
-"""Attention over a packed row, handed to transformers' models by its registry of attention functions.
+"""Attention over a packed row, which transformers' models find in its registry of attention functions.
 
-The function needs no mask: the row that is being run says which tokens see which.  A layer's
-own sliding window, soft cap and grouping of heads stay the model's.
+The function needs no mask: the row that is being run says which tokens see which.  Every layer
+keeps its own sliding window, soft cap and grouping of heads.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .pack import Row
 
 NAME = "zeroblock"
 DENSE_TOKENS = 512
-"""On the CPU rows up to this length are masked whole; longer ones run this many queries at a time."""
+"""On the CPU, rows of up to this many tokens get one mask; longer rows run this many queries at a time."""
 
 
 class _Pass(NamedTuple):
     """The row that is being run, and the windows that layers have asked for in it."""
 
     rows: dict[torch.device, Row]
-    """By the device that a layer runs on; a model may lie on several."""
+    """The row on each device that layers run on; a model may lie on several."""
     windows: set[int]
 
     def row(self, device: torch.device) -> Row:
@@ -57,12 +57,12 @@ def configs(model: nn.Module) -> list[Any]:
 
 @contextlib.contextmanager
 def attending(configs: Sequence[Any], row: Row, windows: set[int] | None = None) -> Iterator[None]:
-    """A context in which models of these configurations attend within this row.
+    """A context in which models with these configurations attend within this row.
 
     Args:
-        configs: of the model's modules.
+        configs: the configurations of the model's modules.
         row: the packed row that will run.
-        windows: collects the lengths of the windows that layers ask for.
+        windows: a set that collects the lengths of the windows that layers ask for.
     """
     from transformers import AttentionInterface
 
@@ -96,12 +96,12 @@ def attend(
     """Attention of a packed row, in the signature of transformers.
 
     Args:
-        module: the layer that asks.
+        module: the layer that calls.
         query: (R, H, S, d).
         key: (R, K, S, d), K dividing H.
         value: (R, K, S, d).
-        attention_mask: not used; the row says what is seen.
-        scaling: of the scores; 1/√d by default.
+        attention_mask: not used; the row says which tokens see which.
+        scaling: factor on the scores; 1/√d by default.
         dropout: must be zero.
         sliding_window: keys at least this many positions away are not seen.
         softcap: c·tanh(score/c).
@@ -115,7 +115,7 @@ def attend(
     if family.sinks(others):
         raise ValueError("attention sinks are not packed")
     running = _running.get(None)
-    if running is None:  # the row of another thread's pass
+    if running is None:  # the pass is another thread's
         raise refusal(module)
     row = running.row(query.device)
     if sliding_window is not None:
@@ -125,7 +125,7 @@ def attend(
         from ..ops.attention.triton import packed
 
         return packed(query, key, value, row, scale, sliding_window, softcap), None
-    if query.is_cuda or query.shape[2] <= DENSE_TOKENS:  # with gradients on a GPU: some thirty launches less per layer
+    if query.is_cuda or query.shape[2] <= DENSE_TOKENS:  # with gradients on a GPU: some 30 fewer launches per layer
         return dense(query, key, value, row.sees(sliding_window), scale, softcap).transpose(1, 2), None
     parts = []
     for a, b, keys in _pieces(row):

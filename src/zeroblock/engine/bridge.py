@@ -1,8 +1,8 @@
 """The bridge from tokenised batches, as Hugging Face's collators make them, to packed rows.
 
 A batch holds rows of token ids, a mask of the padding, and labels, −100 where a token carries no loss.  The padding
-is left out, every row becomes one text of a packed row, and any of its tokens may be scored: those of one answer, or
-of all the assistant's turns in a chat.
+is left out, every row becomes one text of a packed row, and any of its tokens may be scored: the tokens of one answer,
+or of all the assistant's turns in a chat.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IGNORED = -100
 KEYS = {"input_ids", "labels", "attention_mask"}
 DECODER_INPUTS = "decoder_input_ids"
 PADDING = 24
-"""Tokens on the left in the trial of whether a model counts padding as positions."""
+"""Tokens of left padding in the trial that shows whether a model counts padding as positions."""
 
 
 class BridgeError(ZeroBlockError):
@@ -42,7 +42,7 @@ class Text:
 
     Args:
         tokens: ids, up to the one that predicts the last scored token.
-        places: where in ``tokens`` the predictions of the scored tokens are made.
+        places: the places in ``tokens`` that predict the scored tokens.
         targets: the id that is scored at each place.
     """
 
@@ -57,7 +57,7 @@ class Text:
 
 
 def texts(batch: Mapping[str, Any]) -> tuple[list[Text], bool]:
-    """The rows of a batch that carry loss, and whether padding stands on the left of any.
+    """The rows of a batch that carry loss, and whether any of them is padded on the left.
 
     Args:
         batch: ``input_ids``, ``labels`` and, where there is padding, ``attention_mask``, all (B, T).
@@ -89,12 +89,12 @@ def texts(batch: Mapping[str, Any]) -> tuple[list[Text], bool]:
 
 
 def pairs(batch: Mapping[str, Any], model: Any, max_tokens: int | None) -> list[Pairs]:
-    """The rows of a batch for an encoder-decoder, whose decoder reads what the model makes of its labels.
+    """The rows of a batch for an encoder-decoder, whose decoder reads the inputs that the model makes from its labels.
 
     Args:
         batch: ``input_ids`` and, where there is padding, ``attention_mask``, both (B, S); ``labels`` (B, T).
-        model: of transformers.
-        max_tokens: of a row, padding included; a batch that is longer is split.
+        model: an encoder-decoder of transformers.
+        max_tokens: the most tokens of a row, padding included; a longer batch is split.
     """
     ids, labels, mask = _columns(batch, (DECODER_INPUTS,))
     given = batch.get(DECODER_INPUTS)
@@ -111,7 +111,7 @@ def pairs(batch: Mapping[str, Any], model: Any, max_tokens: int | None) -> list[
 
 
 def _pairs(ids: Tensor, mask: Tensor, inputs: Tensor, labels: Tensor) -> Pairs:
-    """Some rows of a batch, all scored tokens of which count as one option."""
+    """Some rows of a batch, with all their scored tokens as one option."""
     keep = torch.nonzero(labels.flatten() != IGNORED).flatten()
     every = torch.arange(len(keep))
     count, none = torch.tensor([len(keep)]), torch.tensor([[0]])
@@ -120,7 +120,7 @@ def _pairs(ids: Tensor, mask: Tensor, inputs: Tensor, labels: Tensor) -> Pairs:
 
 
 def _columns(batch: Mapping[str, Any], more: Sequence[str] = ()) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, labels and the mask of real tokens, (B, T) on the host; labels have another T where ``more`` is known."""
+    """Ids, labels and the mask of real tokens, (B, T) on the host; labels may have another T if ``more`` is given."""
     for key in ("input_ids", "labels"):
         if batch.get(key) is None:
             raise BridgeError(f"the batch has no {key}")
@@ -145,15 +145,15 @@ def _columns(batch: Mapping[str, Any], more: Sequence[str] = ()) -> tuple[Tensor
 
 
 def rescored(row: Row | Padded, some: Sequence[Text], multiple: int) -> Row | Padded:
-    """A row of texts, scored at all their places in place of the last one of each.
+    """A row of texts that scores all their places, and not only the last one of each.
 
-    All scored tokens count as one option, so that the shapes of a row depend on its numbers of tokens alone and
-    captured steps can be used again.
+    All scored tokens count as one option, so that the shapes of a row depend only on its numbers of tokens, and
+    captured steps can be reused.
 
     Args:
-        row: packed or padded from the texts' examples.
+        row: the row that was packed or padded from the texts' examples.
         some: the texts, in their order.
-        multiple: the number of scored tokens is rounded up to a multiple of this, by entries that do not count.
+        multiple: the number of scored tokens is rounded up to a multiple of this, with entries that do not count.
     """
     width = row.tokens.shape[-1]
     lengths = [len(text.tokens) for text in some] if isinstance(row, Row) else [width] * len(some)
@@ -174,7 +174,7 @@ def rescored(row: Row | Padded, some: Sequence[Text], multiple: int) -> Row | Pa
 
 @torch.no_grad()
 def counts_padding(forward: Forward) -> bool:
-    """Whether padding on the left moves the positions of the tokens after it, as in GPT-2; found out by a trial."""
+    """Find out by a trial whether padding on the left moves the positions of the tokens after it, as in GPT-2."""
     words = min((c.vocab_size for c in forward.configs if getattr(c, "vocab_size", None)), default=10)
     tokens = torch.tensor([[words // 4 + 37 * i % (words // 2 + 1) for i in range(8)]], device=forward.device)
     padded = torch.cat([tokens.new_zeros(1, PADDING), tokens], 1)

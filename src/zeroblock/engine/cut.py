@@ -1,10 +1,10 @@
-"""Where a forward pass can be cut, so that its pieces are captured once and strung together.
+"""The places where a forward pass can be cut into pieces, which are captured once and strung together.
 
     piece 0: embedding, tables ──► pieces 1 … L: a layer each ──► piece L+1: norm, head, loss
 
-Between pieces nothing but the hidden states changes hands.  A trial run on a short row makes sure of
-it: every layer is called once, in order, on the last one's result; whatever else it is given was there
-before the first layer ran; and no other code reads its weights.
+Only the hidden states pass from one piece to the next.  A trial run on a short row checks this: every
+layer is called once, in order, on the previous layer's result; its other arguments existed before the
+first layer ran; and no other code reads its weights.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Cuts:
     """The pieces of a model's forward pass.
 
     Args:
-        layers: in the order of their calls.
-        templates: what each layer returns, with None in place of its hidden states.
-        outside: by id of a module outside the layers, the piece it runs in.
+        layers: the layers, in the order of their calls.
+        templates: the output of each layer, with None in place of its hidden states.
+        outside: for the id of each module outside the layers, the piece that the module runs in.
     """
 
     layers: tuple[nn.Module, ...]
@@ -65,14 +65,14 @@ class Cuts:
 
 
 def find(model: nn.Module, run: Callable[[], Any]) -> Cuts:
-    """Try where a model's pass can be cut.
+    """Find the places where a model's pass can be cut, by a trial.
 
     Args:
-        model: of any family.
+        model: a model of any family.
         run: runs the model once, on a short row.
 
     Raises:
-        CutError: if it cannot, with the reason.
+        CutError: if the pass cannot be cut, with the reason.
     """
     layers = [layer for stack in stacks(model) for layer in model.get_submodule(stack).children()]
     trial = _Trial(model, layers)
@@ -82,7 +82,7 @@ def find(model: nn.Module, run: Callable[[], Any]) -> Cuts:
 
 
 class _Trial:
-    """Notes in which order a model's modules run, what its layers are given, and who reads their weights."""
+    """Notes the order in which a model's modules run, the arguments of its layers, and the reads of their weights."""
 
     def __init__(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         self.model, self.layers = model, {id(layer): layer for layer in layers}
@@ -94,8 +94,8 @@ class _Trial:
         self.current: nn.Module | None = None
         self.last: Tensor | None = None
         self.made: dict[int, StorageWeakRef] = {}
-        """Memory that was filled since the first layer began, by its address.  It is not kept: matrices that are stored
-        as integers are expanded one by one, and all of them at once would be the model in 16 bits."""
+        """Memory that was filled since the first layer began, by its address.  References are weak: matrices that are
+        stored as integers are expanded one by one, and keeping all of them would take the model in 16 bits."""
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -124,7 +124,7 @@ class _Trial:
         self.current = layer
 
     def _is_new(self, tensor: Tensor) -> bool:
-        """Whether a tensor came to be since the first layer began."""
+        """Whether a tensor was made after the first layer began."""
         memory = self.made.get(_address(tensor))
         return memory is not None and not memory.expired()  # type: ignore[no-untyped-call]
 
@@ -159,7 +159,7 @@ class _Made(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if self.trial.called:
             before = {_address(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)}
-            for value in tree_leaves(out):  # a view of what was there before is not new
+            for value in tree_leaves(out):  # a view of an argument is not new
                 if isinstance(value, Tensor) and _address(value) not in before:
                     self.trial.made[_address(value)] = StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]
         return out
@@ -188,11 +188,11 @@ def _address(tensor: Tensor) -> int:
 
 @contextlib.contextmanager
 def cutting(cuts: Cuts, tape: Tape, fork: Fork | None) -> Iterator[None]:
-    """A context in which a pass skips its layers, and tells a tape when they would run.
+    """A context in which a pass skips its layers, and calls a tape where they would run.
 
     Args:
-        cuts: of the model that will run.
-        tape: follows the pass.
+        cuts: the cuts of the model that will run.
+        tape: the tape that follows the pass.
         fork: the state of the pass, if it is forked; enter ``forking`` first.
     """
     replaced: list[tuple[nn.Module, Forward | None]] = []
@@ -241,7 +241,7 @@ def named(kwargs: dict[str, Any], hidden: Tensor | None) -> dict[str, Any]:
 
 
 def first(out: Any) -> Tensor:
-    """The hidden states in what a layer returns."""
+    """The hidden states in the output of a layer."""
     hidden = out[0] if isinstance(out, tuple) else out
     others = tree_leaves(out[1:]) if isinstance(out, tuple) else ()
     if not isinstance(hidden, Tensor) or any(isinstance(value, Tensor) for value in others):
@@ -250,5 +250,5 @@ def first(out: Any) -> Tensor:
 
 
 def put(out: Any, hidden: Tensor | None) -> Any:
-    """What a layer returns, with other hidden states."""
+    """The output of a layer, with other hidden states."""
     return (hidden, *out[1:]) if isinstance(out, tuple) else hidden

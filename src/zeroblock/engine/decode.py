@@ -1,10 +1,8 @@
-"""The pass of an encoder-decoder over pairs: every context is encoded once, and every string of the decoder gets its
-own.
+"""The pass of an encoder-decoder over pairs: every context is encoded once, and serves all its strings in the decoder.
 
-The model's own forward runs once.  On the way from its encoder to its decoder a hook hands each string the states of
-its context; on the way to the head another keeps the places that are scored.  Where the points of a step have parted
-in the encoder, there are as many strings as points times contexts; where they part in the decoder, the whole encoder
-runs once.
+The model's own forward runs once.  Between its encoder and its decoder, a hook gives each string the states of its
+context; before the head, another hook keeps only the places that are scored.  If the points of a step part in the
+encoder, every context has a row per point from there on; if they part in the decoder, the whole encoder runs once.
 """
 
 from __future__ import annotations
@@ -27,16 +25,16 @@ STATES, MASK, IDS = "encoder_hidden_states", "encoder_attention_mask", "input_id
 def decoding(
     model: Any, row: Pairs, fork: Fork | None, entrances: Sequence[nn.Module] = ()
 ) -> Iterator[Callable[[Tensor], Tensor]]:
-    """A context in which an encoder-decoder runs on pairs; call it with what :func:`encoder_inputs` returns.
+    """A context in which an encoder-decoder runs on pairs; call the model with :func:`encoder_inputs`.
 
     Args:
-        model: of transformers, with a decoder and a head.
-        row: will run.
+        model: a model of transformers, with a decoder and a head.
+        row: the pairs that will run.
         fork: the state of the pass, if it is forked; enter ``forking`` first.
         entrances: active modules before the layers, see ``Anatomy.entrances``.
 
     Yields:
-        A function of the logits that the model returns: those of the kept places, (points or 1, P, words).
+        A function from the logits that the model returns to those of the kept places, (points or 1, P, words).
     """
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     inside = set(map(id, decoder.modules()))
@@ -75,7 +73,7 @@ def decoding(
 
 
 def encoder_inputs(row: Pairs, fork: Fork | None) -> dict[str, Any]:
-    """The arguments of the model's forward; the encoder gets a row of contexts per point where it starts parted."""
+    """The arguments of the model's forward; if the points part before the encoder, with all contexts once per point."""
     ids, mask = row.tokens, row.mask
     if fork is not None and fork.parted:
         ids, mask = (x.repeat(len(fork.points), 1) for x in (ids, mask))

@@ -24,32 +24,32 @@ from .anatomy import Anatomy
 from .fork import Fork, restore
 
 MIN_FP8_TOKENS = 1024
-"""Tokens per point from which on 8-bit products pay: a shorter row saves less than rounding the matrices takes."""
+"""The fewest tokens per point with which 8-bit products pay: a shorter row saves less than rounding matrices costs."""
 MIN_FP8_WIDTH = 1024
-"""Numbers on either side of a matrix from which on 8-bit products pay."""
+"""The smallest side of a matrix with which 8-bit products pay."""
 MULTIPLE = 16
-"""Torch's row-wise product takes sides that are multiples of this."""
+"""Torch's row-wise product requires sides that are multiples of this."""
 CAPABILITY = (8, 9)
-"""The first CUDA devices that multiply 8-bit floats."""
+"""The lowest compute capability of a CUDA device that multiplies 8-bit floats."""
 MAX_ERROR = 0.02
-"""Relative error of the trial's product that passes; its result is rounded to bf16."""
+"""The largest relative error of the trial's product that passes; the product is rounded to bf16."""
 GEMMS = ("fp8",)
 
 Forward = Callable[..., Any]
 
 
 class Eight:
-    """The products of a model's layers, which run in 8 bits for the length of a forked pass.
+    """The products of a model's layers, which run in 8 bits during a forked pass.
 
     Args:
-        layers: of the model.
+        layers: the layers of the model.
         ops: the version of the operations for the model's device.
     """
 
     def __init__(self, layers: Sequence[nn.Module], ops: ModuleType) -> None:
         self.layers, self.ops = layers, ops
         self.linears = {id(layer): _wide(layer) for layer in layers}
-        """By layer, the products that are wide enough."""
+        """The products of each layer that are wide enough, by the layer's id."""
 
     def pays(self, tokens: int) -> bool:
         """Whether rows are long enough."""
@@ -73,10 +73,10 @@ class Eight:
                     restore(layer, before)
 
     def _layer(self, layer: nn.Module, fork: Fork) -> Forward:
-        """The forward of a layer, which finds out when it is called whether it comes after the block.
+        """The forward of a layer, which checks in every call whether the layer comes after the block.
 
-        Its products get their forwards only then: a fused forward sees that one of its products has another forward,
-        and leaves them to the modules, so fusions before the block stay as they are.
+        Only then do its products get new forwards: a fused forward notices that one of its products has another
+        forward, and calls the modules instead, so the fusions before the block remain in use.
         """
         inner, linears = layer.forward, self.linears[id(layer)]
 
@@ -104,7 +104,7 @@ class Eight:
         def forward(input: Tensor) -> Tensor:  # as torch names it
             whole = input.dim() == 2 or input.shape[0] == len(fork.points)  # OPT lays the rows end to end
             known = input.dtype == linear.weight.dtype and not torch.is_grad_enabled()
-            if not (known and whole and input.numel() == rows * linear.in_features):  # an expert sees some of the rows
+            if not (known and whole and input.numel() == rows * linear.in_features):  # an expert sees only some rows
                 return inner(input)  # type: ignore[no-any-return]
             y: Tensor = self.ops.product(inputs.rounded(input), self.ops.rounded(linear.weight.detach()))
             self.ops.join_(y, fork.tokens, linear.bias)
@@ -124,14 +124,14 @@ class _Inputs:
         version = 0 if x.is_inference() else x._version
         if self.last is not None and self.last[0] is x and self.last[1] == version:
             return self.last[2]
-        self.last = None  # before the next one is made
+        self.last = None  # freed before the next one is made
         made: Rounded = self.ops.rounded(x.reshape(-1, x.shape[-1]), self.tokens)
         self.last = x, version, made
         return made
 
 
 def _wide(layer: nn.Module) -> list[nn.Linear]:
-    """The products of a layer that are wide enough, and that nobody has given another forward."""
+    """The products of a layer that are wide enough and still have their class's forward."""
     linears = [m for m in layer.modules() if type(m) is nn.Linear and "forward" not in vars(m)]
     return [one for one in linears if all(map(_pays, (one.in_features, one.out_features)))]
 
@@ -152,9 +152,9 @@ def find(
     """The 8-bit products of a model; refuses a model or a device that cannot have them.
 
     Args:
-        model: of any family.
-        anatomy: of the model.
-        device: where it runs.
+        model: a model of any family.
+        anatomy: the anatomy of the model.
+        device: the device that the model runs on.
         streams: whether its weights rest elsewhere than on the device.
         spread: whether its weights are sharded.
         scattered: whether it lies on several devices.

@@ -28,10 +28,10 @@ from .pair import Pairs
 from .pair import split as split_pairs
 
 GPU_MAX_TOKENS = 4096
-"""Tokens of a row on a GPU, by default, and of a row of pairs on any device."""
+"""Default limit on the tokens of a row on a GPU, and of a row of pairs on any device."""
 
 SMALL_WORK = 1e11
-"""Tokens × weights up to which a row's length hardly matters to its time: some 700 tokens at 135M."""
+"""Tokens × weights below which a row's length hardly affects its time: about 700 tokens at 135M."""
 
 
 class Score(NamedTuple):
@@ -50,24 +50,24 @@ class Engine(Forward):
     """Scores examples with a causal language model, a masked one or an encoder-decoder of transformers.
 
     A batch becomes one row of tokens in which options share their context; the points of a
-    zeroth-order step run in one forked pass.  Both are exact.  A model that cannot be packed
-    (its attention ignores the mask, or its layers carry state from token to token) is
-    found out by a trial and evaluated on padded rows, one point after another.
+    zeroth-order step run in one forked pass.  Both are exact.  A trial finds the models that
+    cannot be packed (their attention ignores the mask, or their layers carry state from token to
+    token); the engine evaluates these on padded rows, one point after another.
 
-    An encoder-decoder reads padded rows: its encoder every context once, its decoder the options.
+    An encoder-decoder runs on padded rows: its encoder reads every context once, its decoder reads the options.
     The points of a step run in one forked pass here, too.
 
-    A model can be measured by one thread at a time; a second thread gets an error.
+    Only one thread at a time can measure a model; a second thread gets an error.
 
     Args:
-        model: its weights are only read.
+        model: the model; the engine only reads its weights.
         fork: False measures one point after another.
-        max_tokens: of a row; longer batches are split, with the same losses.  By default there is no limit on
-            the CPU and one of 4,096 on a GPU; for encoder-decoders one of 4,096, with padding, on both; and where
-            ``shelve`` was given a memory, as many as fit into it.
+        max_tokens: the most tokens in a row; longer batches are split, with the same losses.  By default there is no
+            limit on the CPU, and a limit of 4,096 on a GPU; for encoder-decoders the limit is 4,096 on both, padding
+            included; after ``shelve`` with a ``memory`` it is the number of tokens that fit into that memory.
         graphs: whether to capture steps as CUDA graphs; by default where it pays.
-        hold: whether consecutive steps on one objective and one block share what the layers before the block compute;
-            the losses are the same to the bit. Captured steps do not. Do not edit weights through ``.data`` in between.
+        hold: whether consecutive steps on the same objective and block reuse the hidden states before the block; the
+            losses are the same to the bit. Captured steps never do. Do not edit weights through ``.data`` in between.
         gemm: ``"fp8"`` computes the products of the layers after the active block with 8-bit numbers, for rows of at
             least 1,024 tokens and matrices of at least 1,024 × 1,024 in bf16; everything else runs as without it. The
             first point of a pass is rounded as it is, every other one as its difference from the first. Losses change
@@ -147,7 +147,7 @@ class Engine(Forward):
             )
 
     def _round(self, fork: bool) -> None:
-        """Give the layers after the active block products of 8-bit numbers."""
+        """Set up 8-bit products in the layers after the active block."""
         if not (self.forked and self.packed):
             reason = self.reason or ("it is an encoder-decoder" if fork else "fork is off (--engine sequential)")
             raise ZeroBlockError(
@@ -177,8 +177,9 @@ class Engine(Forward):
             labels: index of each example's right option.
             over: ``"options"``: cross-entropy over an example's options, where the logit of each is the mean
                 log-probability of its tokens.  ``"answer"``: the negative log-probability of the right option.
-            reduction: of ``"answer"``.  ``"tokens"``: the mean over the scored tokens of all examples, as in MeZO's
-                code and Hugging Face's.  ``"examples"``: the mean over the examples of each one's mean over tokens.
+            reduction: how ``"answer"`` averages.  ``"tokens"``: the mean over the scored tokens of all examples, as in
+                MeZO's code and Hugging Face's.  ``"examples"``: the mean over the examples of each one's mean over
+                tokens.
         """
         if not batch:
             raise ZeroBlockError("an objective needs at least one example")
@@ -203,8 +204,8 @@ class Engine(Forward):
 
         Args:
             batch: ``input_ids``, ``labels`` (-100 where a token carries no loss) and, where there is padding,
-                ``attention_mask``, all (rows, tokens); padded on the left or on the right.  The labels of an
-                encoder-decoder have a length of their own, and it may have ``decoder_input_ids``.
+                ``attention_mask``, all (rows, tokens); padded on the left or on the right.  An
+                encoder-decoder's labels have their own length, and its batch may contain ``decoder_input_ids``.
         """
         if self.masked:
             raise bridge.BridgeError(
@@ -226,7 +227,7 @@ class Engine(Forward):
             assert not isinstance(row, Pairs)
             some = [texts[i] for i in chosen.tolist()]
             multiple = self._multiples(row.tokens.numel())[1]
-            if multiple > 1:  # captured: few numbers of scored tokens, a sixteenth apart
+            if multiple > 1:  # captured rows have few numbers of scored tokens, a sixteenth apart
                 multiple = max(multiple, 1 << max(0, sum(len(text.places) for text in some).bit_length() - 5))
             rows.append((bridge.rescored(row, some, multiple), torch.zeros(1, dtype=torch.long)))
         return BatchObjective(self, rows, "answer", "tokens", len(texts))
@@ -284,10 +285,10 @@ class Engine(Forward):
         return rows
 
     def _multiples(self, tokens: int) -> tuple[int, int]:
-        """What a row's lengths are rounded up to; captured rows to few lengths, a sixteenth apart.
+        """The multiples that a row's lengths are rounded up to; captured rows have few lengths, a sixteenth apart.
 
-        Rows of streamed weights, which are not captured, are rounded alike, so that the losses are the same to the bit.
-        Where launching takes most of the time, tokens cost next to nothing: then lengths are 128 apart.
+        Rows of streamed weights are not captured, but are rounded the same way, so that losses are the same to the bit.
+        Where launches take most of the time, extra tokens cost almost nothing: then lengths are 128 apart.
         """
         if not (self.coarse and self.forked and Graphs.pays(tokens, self.numel)):
             return (16 if self.device.type == "cuda" else 1), 1  # tensor cores want multiples of 8

@@ -2,14 +2,14 @@
 
 Points differ in the active block alone.  So the modules before the block run once; its own
 modules run once per point, each time on a perturbed copy that exists only while they run; and
-the modules after it run once, on the rows of all points together.  Nothing of the model is
-rewritten: its own modules are called, the active ones through a wrapper for one pass.
+the modules after it run once, on the rows of all points together.  The model is not
+rewritten: its own modules are called, the active ones through a wrapper during the pass.
 
     ids ──► layer 0 ──► … ──► layer j at θ⁺ ─┐
                           └─► layer j at θ⁻ ─┴─► layer j+1 (two rows) ──► … ──► head
 
-A packed row is one string per point.  A padded one is several, whose masks and contexts are widened with them: every
-layer that comes after the active one gets them once per point, the strings of a point side by side.
+A packed row is one string per point.  A padded row is several strings, which have masks and contexts: every layer
+after the active one gets these, too, once per point, with the strings of a point side by side.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from ..interrupt import uninterrupted
 from .anatomy import Anatomy, ForkError
 
 PAIR_TOKENS = 1024
-"""Rows up to this many tokens get both copies of a layer at once, from one draw; longer ones one after the other."""
+"""Rows of up to this many tokens get both copies of a layer at once, from one draw; longer rows get them in turn."""
 PAIR_STAGES = 8
-"""With this many perturbed layers rows of any length get both: a second draw would cost more than a second copy."""
+"""With this many perturbed modules, all rows get both at once: a second draw would cost more than a second copy."""
 
 Forward = Callable[..., Any]
 
@@ -66,11 +66,11 @@ def forking(
     """A context in which the model's forward runs at all points and returns a row for each.
 
     Args:
-        anatomy: of the model that will run.
-        points: along directions of the same members.
-        tokens: of the row that will run.
-        watch: raise if the model reads an active tensor where no copy can be shown; this takes time.
-        strings: of a padded row; None for a packed one.
+        anatomy: the anatomy of the model that will run.
+        points: the points, whose directions have the same members.
+        tokens: the number of tokens of the row that will run.
+        watch: whether to raise if the model reads an active tensor where no copy can be shown; this takes time.
+        strings: the number of strings of a padded row; None for a packed one.
     """
     members = points[0].direction.members
     if _low_rank(members) and any(point.direction.members is not members for point in points):
@@ -83,11 +83,11 @@ def forking(
     cached = torch.is_autocast_cache_enabled()
     with uninterrupted() as shield:
         try:
-            torch.set_autocast_cache_enabled(False)  # it would hand one point's weights to the next
+            torch.set_autocast_cache_enabled(False)  # the cache would hand one point's weights to the next
             changes = (change for module, mine in stages for change in fork.replacements(module, mine, anatomy))
             for one, forward in (*changes, *((layer, fork.followed(layer)) for layer in followers)):
                 replaced.append((one, vars(one).get("forward")))
-                vars(one)["forward"] = fork.guarded(one, forward)  # torch's own way takes twenty times as long
+                vars(one)["forward"] = fork.guarded(one, forward)  # Module.__setattr__ takes twenty times as long
             with _Watch(fork, members) if watch else contextlib.nullcontext(), shield.opened():
                 yield fork
         finally:
@@ -97,7 +97,7 @@ def forking(
 
 
 def restore(module: nn.Module, before: Forward | None) -> None:
-    """Give a module its forward back: one of its own, or its class's."""
+    """Restore a module's forward: the one that was set on it before, or its class's."""
     if before is None:
         vars(module).pop("forward", None)
     else:
@@ -105,13 +105,13 @@ def restore(module: nn.Module, before: Forward | None) -> None:
 
 
 def scratch(anatomy: Anatomy, blocks: Iterable[Sequence[Member]], points: Sequence[Point], tokens: int) -> int:
-    """Bytes of perturbed copies that exist at a time in a pass at such points, whichever block is active.
+    """The most bytes of perturbed copies that exist at once in a pass at such points, whichever block is active.
 
     Args:
-        anatomy: of the model that will run.
+        anatomy: the anatomy of the model that will run.
         blocks: the members of every block.
         points: as in :func:`forking`.
-        tokens: of the row that will run.
+        tokens: the number of tokens of the row that will run.
     """
     most = 0
     for block in blocks:
@@ -138,12 +138,12 @@ class Fork:
         """Number of running modules that show a point's weights, nested ones included."""
         paired = in_pairs(points) and points[0].direction.paired
         self.mirrored = paired and (tokens <= PAIR_TOKENS or stages >= PAIR_STAGES)
-        """Whether points come in pairs, both copies of which are made at once."""
+        """Whether the points come in pairs, and both copies of a pair are made at once."""
 
     def replacements(
         self, module: nn.Module, members: list[Member], anatomy: Anatomy
     ) -> list[tuple[nn.Module, Forward]]:
-        """Modules with the forward that each gets during the pass."""
+        """The modules that are wrapped, each with its forward during the pass."""
         by_owner: dict[int, tuple[nn.Module, list[Member]]] = {}
         for member in members:
             for owner in anatomy.owners[member.name]:
@@ -160,7 +160,7 @@ class Fork:
         return leaves if id(module) in by_owner else [(module, self.entered(module)), *leaves]
 
     def guarded(self, module: nn.Module, forward: Forward) -> Forward:
-        """A forward that other threads may not call: they would read, and put back, the weights of a point."""
+        """A forward that refuses other threads: they would read a point's weights, and restore these as the model's."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != self.thread:
@@ -188,7 +188,7 @@ class Fork:
             params = [self.anatomy.held(member) for member in members]
             originals = [param.data for param in params]
             try:
-                for copies in self._copies(members):  # enumerate would keep the last ones while the next are made
+                for copies in self._copies(members):  # enumerate would keep the last copies while the next are made
                     for param, copy in zip(params, copies, strict=True):
                         param.data = copy
                     del copies, copy
@@ -197,7 +197,7 @@ class Fork:
                     for param, original in zip(params, originals, strict=True):
                         param.data = original
             finally:
-                with uninterrupted():  # a second Ctrl-C, too, leaves no copy in place of the weights
+                with uninterrupted():  # even a second Ctrl-C leaves no copy in place of the weights
                     for param, original in zip(params, originals, strict=True):
                         param.data = original
             self.parted = True
@@ -206,7 +206,7 @@ class Fork:
         return forward
 
     def entered(self, module: nn.Module) -> Forward:
-        """The module's forward on one row per point, for modules inside that treat the rows differently."""
+        """The module's forward on one row per point, for inner modules that treat these rows differently."""
         inner = module.forward
 
         def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -217,7 +217,7 @@ class Fork:
         return forward
 
     def followed(self, layer: nn.Module) -> Forward:
-        """The forward of a layer that is not active, with as many rows in all its arguments as there are by now."""
+        """The forward of an inactive layer; once the points have parted, its arguments get the rows of all points."""
         inner = layer.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -236,7 +236,7 @@ class Fork:
             inner = module.forward
 
             def embedding(ids: Tensor) -> Tensor:
-                v, us = self._factors(self.anatomy.gathered(weight))  # within, so that a captured layer draws its own
+                v, us = self._factors(self.anatomy.gathered(weight))  # here, so that a captured layer draws its own
                 ids = self._strung(ids) if self.padded and self.parted else ids
                 y: Tensor = self._wide(inner(ids)) if self.parted else self.rows(inner(ids))
                 ids = ids.to(v.device)
@@ -260,7 +260,7 @@ class Fork:
             lead = x.shape[:-1]
             x = x.reshape(rows, -1, x.shape[-1])  # experts see the rows end to end
             y = F.linear(x, matrix.T if transposed else matrix, plain)
-            y.baddbmm_(x @ left, right.to(y.dtype))  # autocast does not see to operations in place
+            y.baddbmm_(x @ left, right.to(y.dtype))  # autocast does not cast for in-place operations
             if bias is not None:
                 y += torch.stack([copy for (copy,) in self._copies([bias])])[:, None]
             self.parted = True
@@ -273,7 +273,7 @@ class Fork:
         dtype."""
         _, matrix, basis = weight
         size = max(abs(point.scale) for point in self.points)
-        root = math.sqrt(size)  # each factor takes half of it, so that neither product leaves the range of 16 bits
+        root = math.sqrt(size)  # each factor takes √ε, so that neither product leaves the range of 16 bits
         assert basis.factor_shape is not None
         _, rank = basis.factor_shape
         us = torch.empty((len(self.points), matrix.shape[0], rank), dtype=matrix.dtype, device=matrix.device)
@@ -285,7 +285,7 @@ class Fork:
         return torch.stack([one.factor(matrix.device, root, matrix.dtype) for one in bases]), us
 
     def _copies(self, members: Sequence[Member]) -> Iterator[list[Tensor]]:
-        """For each point, a module's active tensors there."""
+        """Yield the copies of a module's active tensors at each point."""
         names = {member.name for member in members}
         for direction, scale in self.points[:: 2 if self.mirrored else 1]:
             mine = [self.anatomy.gathered(member) for member in direction.members if member.name in names]
@@ -301,14 +301,14 @@ class Fork:
             del minus  # before the next pair is made
 
     def rows(self, x: Tensor) -> Tensor:
-        """x with the rows of all points, those of one point side by side."""
+        """x with the rows of all points, each point's rows side by side."""
         return x if self.parted else self._repeated(x)
 
     def _repeated(self, x: Tensor) -> Tensor:
         return x.expand(len(self.points), *x.shape).flatten(0, 1)
 
     def _wide(self, value: Any) -> Any:
-        """Arguments with the rows of all points, once these have parted, where they have those of one."""
+        """Once the points have parted, repeat arguments that have the rows of one point for all points."""
         if isinstance(value, Tensor):
             one = self.padded and self.parted and value.dim() > 1 and value.shape[0] == self.strings
             return self._repeated(value) if one else value
@@ -319,7 +319,7 @@ class Fork:
         return value
 
     def _whole(self, x: Tensor) -> None:
-        """Raise unless x has the rows of all points; a router passes experts some of the tokens, for example."""
+        """Raise unless x has the rows of all points; a router, for example, passes only some tokens to an expert."""
         points = len(self.points) if self.parted else 1
         if x.shape[0] != points * self.strings and not (x.dim() == 2 and x.shape[0] == points * self.tokens):
             raise ForkError(f"a module of a layer sees {tuple(x.shape)}, not the rows of all points")
@@ -339,10 +339,10 @@ class Fork:
         return value
 
     def _join(self, outs: Sequence[Any], inside: bool) -> Any:
-        """The outputs of all points, joined as rows; ``inside`` a layer tokens may lie end to end."""
+        """The outputs of all points, joined as rows; ``inside`` a layer, tokens may lie end to end."""
         first = outs[0]
         if isinstance(first, Tensor):
-            if self.padded and first.dim() == 2 and not inside:  # a table of positions, asked once for all strings
+            if self.padded and first.dim() == 2 and not inside:  # a table of positions, looked up once for all strings
                 outs = [out[None] for out in outs]
             return torch.cat([self._strung(out) for out in outs])
         if isinstance(first, tuple):
@@ -352,13 +352,13 @@ class Fork:
         raise ForkError(f"a layer returned {type(first).__name__}, which has no rows")
 
     def _strung(self, x: Tensor) -> Tensor:
-        """x with a row for every string, where one row is for all of them: T5's bias of positions."""
+        """x with a row for every string, if one row serves all strings, as T5's position bias does."""
         one = self.padded and x.dim() > 1 and x.shape[0] == 1
         return x.expand(self.strings, *x.shape[1:]) if one else x
 
 
 def in_pairs(points: Sequence[Point]) -> bool:
-    """Whether points are the two sides of one direction after another."""
+    """Whether the points come in pairs, each the two sides of one direction."""
     sides = list(zip(points[0::2], points[1::2], strict=False))
     return 2 * len(sides) == len(points) and all(_opposite(*pair) for pair in sides)
 
@@ -372,7 +372,7 @@ def _low_rank(members: Sequence[Member]) -> bool:
 
 
 def _beside(owner: nn.Module, members: Sequence[Member]) -> bool:
-    """Whether a module's active tensors can be perturbed in it alone, without copies of its matrices."""
+    """Whether a module's active tensors can be perturbed in this module alone, without copies of its matrices."""
     if _low_rank(members):
         return family.product(owner) is not None
     return all(member.param.dim() < 2 for member in members) and not any(True for _ in owner.children())

@@ -39,55 +39,55 @@ class Forward:
     """A model's own forward pass, run on packed rows.
 
     Args:
-        model: its weights are only read.
+        model: the model, whose weights are only read.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.shelf = shelf_of(model)
-        """Where the weights rest when they are not used."""
+        """The shelf on which the weights rest while they are not in use."""
         self.device, self.dtype = next(
             (self.shelf.place(p), p.dtype) for p in model.parameters() if p.is_floating_point()
         )
         self.numel = sum(p.numel() for p in model.parameters())
         self.devices = set(map(self.shelf.place, model.parameters()))
-        """Where the model lies; on several devices its layers move what they are given."""
+        """The devices of the model; if there are several, its layers move their inputs themselves."""
         self.spread = any(map(is_spread, model.parameters()))
-        """Whether processes gather the weights together, so that all run as many passes, whatever their rows."""
+        """Whether processes gather the weights together, so that all run equally many passes, whatever their rows."""
         self.anatomy = Anatomy(model)
         self.configs = configs(model)
         self.masked = family.masked(model)
         """Whether the model is a masked language model, whose examples have a mask."""
         self.seq2seq: Any = family.seq2seq(model)
-        """The encoder-decoder that the model is, or that is within its adapter; None for every other model."""
+        """The encoder-decoder: the model, or the model inside its adapter; None for every other model."""
         self.shares = False
         """Whether the options of an encoder-decoder's example share one pass of the encoder."""
         self.first_position = family.first_position(model)
         """The position id of a text's first token."""
         self.base = _base(model)
-        """The model without its head, where the head cannot be told which tokens to predict from."""
+        """The model without its head, if the head cannot be told which tokens to predict from; None if it can."""
         self.reason = ""
-        """Why the model is not packed or not forked; empty where it is."""
+        """The reason why the model is not packed or not forked; empty if it is both."""
         self.packed = False
         """Whether examples share a row."""
         self.forked = False
         """Whether the points of a step run in one pass."""
         self.max_length: float = math.inf
-        """Tokens of an example up to which packed rows are right: a model may apply its window in the mask alone."""
+        """The longest example, in tokens, that a packed row scores correctly: some windows exist only in the mask."""
         self.graphs: Graphs | None = None
-        """Captured steps, where steps are submitted to a GPU."""
+        """The captured steps, if steps are submitted to a GPU."""
         self.coarse = False
-        """Whether rows have few lengths, for the sake of captured steps."""
+        """Whether rows are rounded up to few lengths, so that captured steps can be reused."""
         self.cuts: Cuts | None = None
-        """Where the pass is cut when it is captured; None where it cannot be cut."""
+        """The cuts of a pass that is captured in pieces; None if it cannot be cut."""
         self.prefix: Prefix | None = None
-        """Holds the layers before the active block from one step to the next, where asked to."""
+        """Holds the hidden states before the active block from step to step; None without ``hold``."""
         self.eight: Eight | None = None
-        """Products of 8-bit numbers in the layers after the active block, where asked for."""
+        """The 8-bit products in the layers after the active block; None without ``gemm``."""
         self.fusions = Fusions()
-        """Forwards of the model's modules that one kernel computes."""
+        """The forwards of modules that are each replaced by one kernel."""
         self._watched: set[tuple[tuple[int, type], ...]] = set()
-        """Blocks whose weights were seen to be read only where a point's copies are shown."""
+        """Blocks for which a watched pass has read the weights only where a point's copies are shown."""
 
     @functools.cached_property
     def start(self) -> int:
@@ -107,11 +107,11 @@ class Forward:
 
     @functools.cached_property
     def told(self) -> bool:
-        """Whether the model looks up its attention in transformers' registry; otherwise it is given a mask."""
+        """Whether the model looks up its attention in transformers' registry; otherwise it gets a mask."""
         return any(getattr(module, "_supports_attention_backend", False) for module in self.model.modules())
 
     def unfork(self, reason: str) -> None:
-        """Measure one point after another from here on, and say why."""
+        """Measure one point after another from now on, and warn with the reason."""
         self.forked, self.graphs, self.reason = False, None, reason
         warnings.warn(
             f"{type(self.model).__name__} is measured one point after another: {reason}", ZeroBlockWarning, stacklevel=7
@@ -127,10 +127,10 @@ class Forward:
         """Log-probabilities of a row's options.
 
         Args:
-            row: R options of some examples, on the device.
-            points: where to evaluate; at the weights as they are by default.
-            windows: collects the lengths of the attention windows that layers ask for.
-            tape: follows the pass and skips its layers; the model must have ``cuts``.
+            row: the options of some examples, on the device.
+            points: the points to evaluate at; by default the weights as they are.
+            windows: a set that collects the lengths of the attention windows that layers ask for.
+            tape: follows the pass, which skips its layers; the model must have ``cuts``.
 
         Returns:
             (points or 1, options) in fp32.
@@ -149,7 +149,7 @@ class Forward:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self.fusions.running())  # first: a fork wraps the forwards that it finds
                 fork = None
-                if points:  # a pass in pieces reads layers only where ``cuts`` has seen it do so
+                if points:  # no watch on a pass in pieces: the trial of ``cuts`` has seen who reads its layers
                     watch = tape is None and block not in self._watched
                     fork = stack.enter_context(forking(self.anatomy, points, len(row.tokens), watch))
                     if self.prefix is not None and tape is None:
@@ -161,7 +161,7 @@ class Forward:
                     stack.enter_context(cutting(self.cuts, tape, fork))
                 if self.told:
                     stack.enter_context(attending(self.configs, row, windows))
-                keep = row.keep if len(self.devices) == 1 else row.keep.cpu()  # which tensors of any device take
+                keep = row.keep if len(self.devices) == 1 else row.keep.cpu()  # as an index for any device
                 kept = {"logits_to_keep": keep} if self.base is None else {}
                 if self.base is not None:
                     stack.callback(self.base.register_forward_hook(functools.partial(_keep, keep)).remove)
@@ -176,7 +176,7 @@ class Forward:
 
     def _paired(self, row: Pairs, points: Sequence[Point]) -> Tensor:
         """The logits of an encoder-decoder at the kept places: (points or 1, P, words)."""
-        if not self.shares:  # as many copies of a context as it has strings, in the model's own way
+        if not self.shares:  # in the model's own way, with a copy of the context for every string
             own = {"input_ids": row.tokens[row.context], "attention_mask": row.mask[row.context]}
             logits: Tensor = self.model(**own, decoder_input_ids=row.inputs, use_cache=False).logits
             return logits.flatten(0, 1)[None, row.keep]
@@ -193,7 +193,7 @@ class Forward:
         return logits
 
     def _complete(self, logits: Tensor, points: Sequence[Point]) -> Tensor:
-        """Logits with a row for every point; the model may not read the active block."""
+        """Logits with a row for every point, also if the model does not read the active block."""
         if not points or len(logits) == len(points):
             return logits
         if len(logits) != 1:
@@ -209,7 +209,7 @@ class Forward:
 
     @contextlib.contextmanager
     def layers(self, row: Row) -> Iterator[None]:
-        """A context in which layers may be run one by one on a row."""
+        """A context in which layers can run one by one on a row."""
         with exclusive(self.model), self.fusions.running(), contextlib.ExitStack() as stack:
             if self.told:
                 stack.enter_context(attending(self.configs, row))
@@ -227,12 +227,12 @@ class Forward:
 
 
 def _block(points: Sequence[Point]) -> tuple[tuple[int, type], ...]:
-    """What tells the blocks of two steps apart."""
+    """A key of the block that the points perturb."""
     return tuple((id(m.param), type(m.basis)) for m in points[0].direction.members) if points else ()
 
 
 def _base(model: nn.Module) -> nn.Module | None:
-    """The model without its head, if its forward takes no ``logits_to_keep``; None if it does, or is not known to."""
+    """The model without its head, for a model of transformers that takes no ``logits_to_keep``; None for others."""
     from transformers import PreTrainedModel
 
     whole = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
@@ -243,7 +243,7 @@ def _base(model: nn.Module) -> nn.Module | None:
 
 
 def _keep(places: Tensor, base: nn.Module, args: Any, out: Any) -> Any:
-    """What a base model returns, with the hidden states at some places alone."""
+    """The output of a base model, with the hidden states of only some places."""
     out.last_hidden_state = out.last_hidden_state[:, places]
     return out
 

@@ -2,8 +2,8 @@
 
 A small model spends most of a step launching kernels of a microsecond each.  During a pass without
 gradients the model's own modules get forwards that do the same in one kernel.  Nothing is taken on
-trust: each kind of module is tried on random numbers beside the forward it replaces, and left as
-it is where the two differ.
+trust: each new forward is compared with the one that it replaces on random numbers, and dropped
+where the two differ.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ..ops.shared.dispatch import backend, is_triton, tf32_allowed
 from .fork import restore
 
 ROTARY = "apply_rotary_pos_emb"
-"""The function of transformers' files that rotates queries and keys."""
+"""The function in transformers' model files that rotates queries and keys."""
 GATED = ("gate_proj", "up_proj", "down_proj")
 """The products of a gated layer."""
 SIBLINGS = ("q_proj", "k_proj", "v_proj")
-"""Products of one input."""
+"""Products that share their input."""
 SPLIT = "_split_heads"
-"""The method with which Falcon's attention takes queries, keys and values apart."""
+"""The method by which Falcon's attention separates queries, keys and values."""
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Differences from the forward that is replaced, relative to the largest number; TF32 has the precision of fp16."""
+"""Largest difference from the original forward, relative to its largest number; TF32 has the precision of fp16."""
 
 Forward = Callable[..., Any]
 
@@ -45,10 +45,10 @@ class Fusions:
     """The forwards of one model that can be replaced.
 
     Args:
-        forwards: modules with the forward that each gets.
-        splits: attentions with the ``SPLIT`` that each gets.
-        rotations: files whose rotary function is replaced, each with its own and the new one.
-        children: modules with those that they held when this was found.
+        forwards: modules, each with its new forward.
+        splits: attention modules, each with its new ``SPLIT``.
+        rotations: model files, each with its own rotary function and the new one.
+        children: modules, each with the children that it had when the fusions were found.
     """
 
     forwards: list[tuple[nn.Module, Forward]] = field(default_factory=list)
@@ -58,10 +58,10 @@ class Fusions:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """A context in which the model runs with them.
+        """A context in which the model runs with the new forwards.
 
-        It has no effect where gradients are on, under autocast, or if a module was replaced or wrapped since: PEFT,
-        for one, puts an adapter in the place of a product whose neighbours would not know of it.
+        It has no effect if gradients are on, under autocast, or if a module has since been replaced or wrapped: PEFT,
+        for example, puts an adapter in place of a product, and the new forwards would bypass it.
         """
         if torch.is_grad_enabled() or _autocast() or not self._current:
             yield
@@ -86,7 +86,7 @@ class Fusions:
 
     @property
     def _current(self) -> bool:
-        """Whether every module still holds the same children, and calls of both run nothing else."""
+        """Whether every module still has the same children, and none of them has a hook or a forward of its own."""
         return all(
             module._modules == held and all(_plain(one) for one in (module, *held.values()) if one is not None)
             for module, held in self.children
@@ -99,12 +99,12 @@ def find(
     device: str,
     showing: Callable[[nn.Module], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Fusions:
-    """Try which forwards of a model's modules can be replaced.
+    """Find the forwards of a model's modules that can be replaced, by trying each.
 
     Args:
-        model: of any family.
+        model: a model of any family.
         device: the type of device whose kernels are used: ``cuda``, or another for plain torch.
-        showing: a context in which the weights of a module are on its device, where they rest elsewhere.
+        showing: makes a context in which a module's weights are on their device, for weights that rest elsewhere.
     """
     ops = _Ops(device)
     fusions, tried = Fusions(), dict[Hashable, Any]()
@@ -115,7 +115,7 @@ def find(
 
 
 def _find(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any], fusions: Fusions) -> None:
-    """Add what can be replaced in one module."""
+    """Add the forwards that can be replaced in one module."""
     if not _plain(module):
         return
     known = len(fusions.forwards)
@@ -146,7 +146,7 @@ class _Ops:
         self.tf32 = tf32_allowed()
 
     def joins(self, linear: nn.Linear) -> bool:
-        """Whether products like this one may be computed together; exact fp32 ones stay cuBLAS's."""
+        """Whether products like this one may be computed together; exact fp32 products are left to cuBLAS."""
         return linear.weight.dtype != torch.float32 or self.tf32 or not is_triton(self.project)
 
 
@@ -177,7 +177,7 @@ def _norm(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any]) -> Forward |
         return None
 
     def forward(hidden_states: Tensor) -> Tensor:
-        if hidden_states.dtype != module.weight.dtype:  # torch's rules of promotion are the model's
+        if hidden_states.dtype != module.weight.dtype:  # leave type promotion to torch, as the model does
             return type(module).forward(module, hidden_states)  # type: ignore[no-any-return]
         result: Tensor = ops.norm.rms_norm(hidden_states, module.weight, eps, scaling)
         return result
@@ -186,7 +186,7 @@ def _norm(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any]) -> Forward |
 
 
 def _layer_norm(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any]) -> Forward | None:
-    """The forward of a norm of torch's own, over one dimension."""
+    """The forward of torch's own norm over one dimension; None for other modules."""
     if type(module) is not nn.LayerNorm or len(module.normalized_shape) != 1:
         return None
     weight, bias = module.weight, module.bias
@@ -244,13 +244,13 @@ def _gate(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any]) -> Forward |
 
 
 def _plain(module: nn.Module) -> bool:
-    """Whether a call of a module runs its class's forward and nothing else: a fork may replace it, hooks add to it."""
+    """Whether a call of a module runs only its class's forward: a fork may replace it, and hooks may add to it."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return "forward" not in vars(module) and all(getattr(hook, "transparent", False) for hook in hooks)
 
 
 def _siblings(module: nn.Module, ops: _Ops) -> list[tuple[nn.Module, Forward]]:
-    """The forwards of products that share their input: the first that is called computes all."""
+    """The forwards of products that share their input: the first one to be called computes all of them."""
     linears = [getattr(module, name, None) for name in SIBLINGS]
     if not all(type(linear) is nn.Linear for linear in linears):
         return []
@@ -269,7 +269,7 @@ def _siblings(module: nn.Module, ops: _Ops) -> list[tuple[nn.Module, Forward]]:
 
 
 class _Shared:
-    """Products of one input, computed when the first of them is asked for; a forked pass may replace some of them."""
+    """Products of one input, computed together when the first is called; a forked pass may replace some of them."""
 
     def __init__(self, linears: list[nn.Linear], project: Callable[..., list[Tensor]]) -> None:
         self.linears, self.project = linears, project
@@ -292,7 +292,7 @@ class _Shared:
 
 
 def _relu(module: nn.Module) -> list[tuple[nn.Module, Forward]]:
-    """The forwards of a product and of the ReLU after it: cuBLAS applies it to the product before it is written."""
+    """The forwards of a product and of the ReLU after it: cuBLAS applies the ReLU before it writes the product."""
     product, act = getattr(module, "fc1", None), getattr(module, "activation_fn", None)
     if type(product) is not nn.Linear or type(act) is not nn.ReLU or product.bias is None:
         return []
@@ -315,7 +315,7 @@ def _relu(module: nn.Module) -> list[tuple[nn.Module, Forward]]:
 def _split(module: nn.Module, tried: dict[Hashable, Any]) -> Forward | None:
     """Falcon's split of queries, keys and values, by slices; None for other modules.
 
-    Its own picks keys and values by lists of Python, which are copied from the host: no graph can capture that.
+    Falcon's own indexes keys and values with Python lists, which are copied from the host: no graph can capture that.
     """
     own, grouped = getattr(module, SPLIT, None), getattr(module, "new_decoder_architecture", False)
     weight = next(module.parameters(), None)
@@ -341,7 +341,7 @@ def _split(module: nn.Module, tried: dict[Hashable, Any]) -> Forward | None:
 
 
 def _rotation(file: ModuleType, module: nn.Module, ops: _Ops) -> list[tuple[ModuleType, Forward, Forward]]:
-    """The rotary function of a file, where it rotates the halves of whole heads."""
+    """The new rotary function of a file, if the file's own rotates the halves of whole heads."""
     own: Forward = getattr(file, ROTARY)
     like = next(module.parameters(), None)
     if like is None or like.dtype not in TOLERANCE:

@@ -1,7 +1,7 @@
-"""The prefix of a pass, held: steps that stay on a block and on a batch find the hidden states before the block.
+"""The held prefix of a pass: steps that stay on one block and one batch reuse the hidden states before the block.
 
 Between two steps of a turn only the active block moves, so the layers before it compute the same bits again.  They are
-skipped where the last pass was over the same row and the same block, and no tensor of the model has another version.
+skipped if the last pass was over the same row and the same block, and no other tensor of the model has a new version.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class _Place:
 class Prefix:
     """Holds the hidden states before the active block of the last pass.
 
-    Versions do not tell of edits through ``.data``: after one, call :meth:`forget`.
+    Edits through ``.data`` do not change versions: after such an edit, call :meth:`forget`.
 
     Args:
-        model: that will run.
-        anatomy: where it reads its parameters.
-        cuts: where its pass can be cut.
+        model: the model that will run.
+        anatomy: the anatomy of the model.
+        cuts: the cuts of its pass.
     """
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, cuts: Cuts) -> None:
         self.model, self.anatomy, self.cuts = model, anatomy, cuts
         self.skipped = 0
-        """Number of layers that were skipped so far."""
+        """Number of layers that have been skipped so far."""
         self._place: _Place | None = None
         self._hidden: Tensor | None = None
 
@@ -70,7 +70,7 @@ class Prefix:
             return
         place = self._at(row, members)
         held = self._hidden if self._place == place else None
-        self.forget()  # a pass that fails leaves nothing
+        self.forget()  # a pass that fails leaves nothing behind
         kept: list[Tensor] = []
         replaced: list[tuple[nn.Module, Forward | None]] = []
         with uninterrupted() as shield:
@@ -97,7 +97,7 @@ class Prefix:
         return _Place(row, tuple(sorted(active)), versions)
 
     def _skip(self, i: int, held: Tensor | None) -> Forward:
-        """A layer that passes its hidden states on, or gives those that are held."""
+        """A layer's forward that passes its hidden states on, or returns the held ones."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             return put(self.cuts.templates[i], hidden_of(args, kwargs) if held is None else held)
@@ -106,7 +106,7 @@ class Prefix:
 
 
 def _keep(layer: nn.Module, kept: list[Tensor]) -> Forward:
-    """A layer whose result is kept."""
+    """A layer's forward that also keeps its result."""
     inner = layer.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:

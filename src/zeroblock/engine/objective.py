@@ -1,4 +1,4 @@
-"""The objective of a batch: packed rows, and how their log-probabilities become one loss."""
+"""The objective of a batch: packed rows, whose log-probabilities it turns into one loss."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .pack import Padded, Row
 from .pair import Pairs
 
 Over = Literal["options", "answer"]
-"""What an example's loss is: cross-entropy over its options, or the negative log-probability of its answer."""
+"""The loss of an example: cross-entropy over its options, or the negative log-probability of its answer."""
 Reduction = Literal["tokens", "examples"]
-"""What the loss of a batch is the mean over."""
+"""The items over which the loss of a batch is the mean."""
 
 POINT_TOKENS = 1 << 14
-"""Tokens in the rows of one pass, all points together: those of OPT-13B's widest layer take 0.7 GB."""
+"""Most tokens in a pass, all points together: in OPT-13B's widest layer their activations take 0.7 GB."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class BatchObjective(Objective):
     """The mean loss of a batch of examples.
 
     Args:
-        forward: runs the rows.
-        rows: each with the labels of its examples.
+        forward: the forward pass that runs the rows.
+        rows: the rows, each with the labels of its examples.
         over: see :meth:`Engine.objective`.
         reduction: see :meth:`Engine.objective`.
-        examples: how many there are in all rows.
+        examples: the number of examples in all rows.
     """
 
     forward: Forward
@@ -91,7 +91,7 @@ class BatchObjective(Objective):
             return self.losses(points)
         except (torch.OutOfMemoryError, BusyError):
             raise
-        except Exception:  # ``measure`` will meet it again, and say why
+        except Exception:  # ``measure`` will run into it again, and report it
             return None
 
     def stage(self) -> Staged | None:
@@ -120,7 +120,7 @@ class BatchObjective(Objective):
         return replace(self, rows=[(row.view(batch[:size]), batch[size:])])
 
     def layers(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which layers may be run one by one on this objective's only row."""
+        """A context in which layers can run one by one on this objective's only row."""
         row = self._placed[0][0]
         assert isinstance(row, Row)
         return self.forward.layers(row)
@@ -138,21 +138,22 @@ class BatchObjective(Objective):
         return pieces
 
     def _reserved(self, tokens: int, scored: int, plan: Plan) -> int:
-        """Bytes of any block's copies, and of what a layer or the head computes beside them."""
+        """Bytes of any block's copies, and of the largest result that a layer or the head computes next to them."""
         params, inside = plan.weights.params, self.forward.anatomy.layer
         widest = max((max(params[name].shape, default=1) for name in inside if name in params), default=1)
         rows = len(plan.points)
-        beside = 2 * rows * tokens * widest * self.forward.dtype.itemsize  # its widest product, before and after
+        # a layer's widest product, before and after its activation
+        beside = 2 * rows * tokens * widest * self.forward.dtype.itemsize
         blocks = (plan.weights.members(block, plan.turn.number) for block in range(len(plan.weights.blocks)))
         words = max((getattr(config, "vocab_size", None) or 0 for config in self.forward.configs), default=0)
         logits = rows * scored * words * (self.forward.dtype.itemsize + 4)  # as computed, and in fp32
         return scratch(self.forward.anatomy, blocks, plan.points, tokens) + max(beside, logits)
 
     def losses(self, points: Sequence[Point], tape: Tape | None = None) -> Tensor:
-        """(points,) the loss at each point in fp32, or one at the weights as they are."""
+        """(points,) the loss at each point in fp32; without points, (1,) the loss at the weights as they are."""
         sums, tokens = [], []
         for row, labels in self._placed:
-            tokens_each = POINT_TOKENS if self.forward.spread else row.tokens.numel()  # as many passes on all processes
+            tokens_each = POINT_TOKENS if self.forward.spread else row.tokens.numel()  # equally many passes per process
             limit = self.forward.shelf.pass_tokens
             if limit is not None and isinstance(row, Pairs):
                 tokens_each += row.inputs.numel()
@@ -186,7 +187,7 @@ class BatchObjective(Objective):
 
     @property
     def _loss(self) -> score.Loss:
-        """What a row's losses add up."""
+        """The losses that are added up over a row."""
         return score.Loss.TOKENS if self._by_token else score.Loss(self.over)
 
     @functools.cached_property
@@ -199,15 +200,15 @@ class BatchObjective(Objective):
 def passes(
     points: Sequence[Point], tokens: int, limit: int | None = None, again: bool = False
 ) -> list[Sequence[Point]]:
-    """Points by the pass that they run in, as many together as memory allows; both sides of a direction stay together.
+    """The points of each pass, as many as memory allows; both sides of a direction stay together.
 
     Every pass runs the modules before the block again.
 
     Args:
-        points: all of a step.
-        tokens: of the row that will run.
-        limit: most tokens of a pass, all points together, where the memory for rows is limited.
-        again: begin every pass with the first point, so that what it rounds is the same in all of them.
+        points: all points of a step.
+        tokens: the number of tokens of the row that will run.
+        limit: the most tokens of a pass, all points together, if the memory for rows is limited.
+        again: whether every pass begins with the first point, so that all passes round differences from the same point.
     """
     most = at_once(tokens, limit)
     if again and len(points) > most:
@@ -217,10 +218,10 @@ def passes(
 
 
 def at_once(tokens: int, limit: int | None = None) -> int:
-    """How many points of a row of so many tokens run in one pass: two at least, and an even number.
+    """The number of points that run in one pass: even, and at least two.
 
     Args:
-        tokens: of the row.
+        tokens: the number of tokens of the row.
         limit: see :func:`passes`.
     """
     most = POINT_TOKENS if limit is None else min(limit, POINT_TOKENS)
@@ -228,7 +229,7 @@ def at_once(tokens: int, limit: int | None = None) -> int:
 
 
 def _sent(x: Tensor, device: torch.device) -> Tensor:
-    """The same on a device, by a copy that does not wait."""
+    """The same tensor on a device, by an asynchronous copy."""
     if device.type == "cuda" and not x.is_cuda:
         x = x.pin_memory()
     return x.to(device, non_blocking=True)

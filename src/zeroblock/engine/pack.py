@@ -1,15 +1,15 @@
 """Packing: a batch of examples as one row of tokens.
 
-Examples lie end to end with restarting positions.  An example's trunk, laid down once, is what
-its options share: the context, and the tokens that all options begin with.  The rest of each
-option branches off it.  The last token of an option is only ever predicted, so it is not in
-the row, and single-token options cost nothing.
+Examples lie end to end with restarting positions.  The options of an example share its trunk,
+which is laid down once: the context, and the tokens that all options begin with.  The rest of
+each option branches off the trunk.  The last token of an option is only predicted, so it is not
+in the row, and single-token options cost nothing.
 
     row       [ trunk of 0 | branch | branch ][ trunk of 1 ][ trunk of 2 | branch ] …
 
-A token sees its example's trunk and its own branch up to itself; in an example with a mask, which is
-its own trunk, every token sees every other.  As every example is contiguous, four numbers per token say
-so: see :class:`Row`.
+A token sees its example's trunk and its own branch up to itself; an example with a mask is all trunk,
+and each of its tokens sees every other.  Every example is contiguous, so four numbers per token are
+enough to say this: see :class:`Row`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from ..task.encoding import Encoded
 
 MAX_STRANDS, MAX_STRAND_TOKENS = 1 << 12, 1 << 10
-"""Examples whose layout is remembered, and tokens of their context up to which it is: some 170 MB at most."""
+"""The most examples whose layouts are cached, and the most tokens in the context of one: about 170 MB in all."""
 MAX_TABLES = 256
-"""Combinations of options' lengths whose tables are remembered."""
+"""The most combinations of option lengths whose tables are cached."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Row:
     slots: Tensor
 
     def to(self, device: torch.device) -> Row:
-        """The same row on a device, by one copy that does not wait."""
+        """The same row on a device, by one asynchronous copy."""
         if device == self.tokens.device:
             return self
         flat = self.flat()
@@ -95,7 +95,7 @@ class Row:
 
     @property
     def shapes(self) -> tuple[int, ...]:
-        """The numbers that the shapes of all fields consist of; rows of equal shapes can take each other's numbers."""
+        """The dimensions of all fields; rows with equal dimensions can take each other's numbers."""
         sizes = (self.tokens, self.keep, self.source, self.spans, self.slots)
         return tuple(itertools.chain.from_iterable(field.shape for field in sizes))
 
@@ -130,7 +130,7 @@ def split(costs: Sequence[int], max_tokens: int | None) -> Iterator[list[int]]:
 
     Args:
         costs: number of tokens that each example takes in a row.
-        max_tokens: of a row; None if there is no limit.
+        max_tokens: the most tokens in a row; None for no limit.
     """
     row: list[int] = []
     used = 0
@@ -154,8 +154,8 @@ def join(strands: Sequence[Strand], multiple: int = 1, scored: int = 1) -> Row:
 
     Args:
         strands: the examples, each with at least one option.
-        multiple: S is rounded up to a multiple of this, by tokens that nothing sees or scores.
-        scored: P and N are rounded up to a multiple of this, by entries that no option counts.
+        multiple: S is rounded up to a multiple of this, with tokens that nothing sees or scores.
+        scored: P and N are rounded up to a multiple of this, with entries that no option counts.
     """
     sizes = [strand.cost for strand in strands]
     kept = [len(strand.keep) for strand in strands]
@@ -185,7 +185,7 @@ def join(strands: Sequence[Strand], multiple: int = 1, scored: int = 1) -> Row:
 def tables(lengths: tuple[tuple[int, ...], ...], none: int) -> tuple[Tensor, Tensor, Tensor]:
     """``spans``, ``lengths`` and ``slots`` of a row, given the lengths of each example's options.
 
-    Rows of questions with the same options share them, so nobody may write to them.
+    Rows of questions with the same options share these tensors, so never write to them.
     """
     flat = [length for options in lengths for length in options]
     numbers = itertools.count()
@@ -194,7 +194,7 @@ def tables(lengths: tuple[tuple[int, ...], ...], none: int) -> tuple[Tensor, Ten
 
 
 class Strand(NamedTuple):
-    """One example of a row, as if the row began with it.
+    """The layout of one example, as if its row began with it.
 
     Args:
         lengths: number of scored tokens of each option.
@@ -212,7 +212,7 @@ class Strand(NamedTuple):
 
 
 def lay(one: Encoded) -> Strand:
-    """An example's layout, remembered unless it is long."""
+    """The layout of an example, cached unless the example is long."""
     strand = _strand if len(one.context) <= MAX_STRAND_TOKENS else _strand.__wrapped__
     return strand(one.context, one.options, one.scored, one.mask)
 
@@ -224,7 +224,7 @@ def _strand(
     scored: tuple[tuple[bool, ...], ...] | None,
     mask: int | None,
 ) -> Strand:
-    """Lay out an example; a run meets it again in every epoch."""
+    """Lay out an example; a run needs its layout again in every epoch."""
     if mask is not None:
         return _masked(context, [token for (token,) in options], mask)
     shared = _shared(options)
@@ -251,14 +251,14 @@ def _strand(
 
 
 def _masked(context: tuple[int, ...], options: Sequence[int], mask: int) -> Strand:
-    """Lay out an example whose options stand in place of its mask."""
+    """Lay out an example whose options take the place of its mask."""
     n, none = len(context), [0] * len(context)
     arrays = ((context, range(n), none, none, none, [n - 1] * n), [mask], ([0] * len(options), options))
     return Strand((1,) * len(options), n, *(np.array(array, np.int64) for array in arrays))
 
 
 def _spans(lengths: Sequence[int], none: int) -> list[list[int]]:
-    """Consecutive numbers for each option, as many as it has scored tokens."""
+    """Consecutive numbers for each option, one per scored token."""
     ends = list(itertools.accumulate(lengths))
     return _filled([list(range(end - own, end)) for end, own in zip(ends, lengths, strict=True)], none)
 
@@ -278,7 +278,7 @@ def _shared(options: Sequence[tuple[int, ...]]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Padded:
-    """Every option of every example as a string of its own, padded on the right: B strings of at most T tokens.
+    """Every option of every example as a separate string, padded on the right: B strings of at most T tokens.
 
     Args:
         tokens: (B, T) ids.
@@ -296,7 +296,7 @@ class Padded:
     slots: Tensor
 
     def to(self, device: torch.device) -> Padded:
-        """The same on a device."""
+        """The same strings on a device."""
         return Padded(**{f.name: getattr(self, f.name).to(device) for f in dataclasses.fields(self)})
 
 

@@ -1,8 +1,8 @@
 """Pairs: a batch of examples for an encoder-decoder, as padded contexts and padded options.
 
 The encoder reads every context once.  The decoder reads the start token and an option without its last token, and
-predicts the option.  Where an option's text is the beginning of another's, one string of the decoder serves both, so
-options of one token each cost a single string.
+predicts the option.  If the tokens read for one option are the beginning of another's, one string of the decoder
+serves both, so options of one token each cost a single string.
 
     contexts   [ context of 0 ]        options   [ start | option 0 of 0 ] ─► context of 0
                [ context of 1 ]                  [ start | option 1 of 0 ] ─► context of 0
@@ -49,7 +49,7 @@ class Pairs:
     slots: Tensor
 
     def to(self, device: torch.device) -> Pairs:
-        """The same on a device."""
+        """The same pairs on a device."""
         return Pairs(**{f.name: getattr(self, f.name).to(device) for f in dataclasses.fields(self)})
 
 
@@ -59,7 +59,7 @@ def pair(batch: Sequence[Encoded], start: int, padding: int = 0) -> Pairs:
     Args:
         batch: examples, each with at least one option.
         start: the token that the decoder begins with.
-        padding: the token that strings are filled up with; nothing sees it.
+        padding: the token that pads the strings; nothing sees it.
     """
     strings: list[tuple[int, ...]] = []
     context: list[int] = []
@@ -117,7 +117,7 @@ def _area(batch: Sequence[Encoded]) -> int:
 
 
 def _filled(strings: Sequence[tuple[int, ...]], padding: int) -> tuple[Tensor, Tensor]:
-    """Strings padded to one length, and ones where there is a token."""
+    """Strings padded to one length, and a mask with ones where there is a token."""
     width = max(map(len, strings))
     ids = torch.full((len(strings), width), padding)
     mask = torch.zeros_like(ids)

@@ -24,16 +24,16 @@ from .pack import Padded, pack, pad
 from .pair import Pairs
 
 PRECISE, ROUGH = 1e-3, 0.3
-"""Differences per token that pass, with fp32 products and with 16-bit ones; bf16 on SmolLM2 differs by 0.07."""
+"""The largest differences per token that pass, with fp32 and with 16-bit products; bf16 on SmolLM2 differs by 0.07."""
 
 
 @torch.no_grad()
 def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
-    """Try a packed row against single strings; says why in ``forward.reason`` where they differ.
+    """Compare a packed row with single strings; if they differ, ``forward.reason`` says why.
 
     Args:
-        forward: of the model; its ``max_length`` is set, too.
-        multiples: that the lengths of the trial's row are rounded up to.
+        forward: the forward pass of the model; the trial sets its ``max_length``, too.
+        multiples: the multiples that the lengths of the trial's row are rounded up to.
     """
     virtual = family.virtual_tokens(forward.model)
     if virtual not in ("", "PREFIX_TUNING"):
@@ -69,7 +69,7 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
             return False
     named = itertools.chain.from_iterable(map(family.windows, forward.configs))
     if forward.masked:
-        windows |= {size - 1 for size in windows}  # ModernBERT names the keys on either side, without the query's own
+        windows |= {size - 1 for size in windows}  # ModernBERT counts the keys on either side, without the query's own
     forward.max_length = min((size for size in named if size not in windows), default=math.inf)
     difference = float(((alone - together) / row.lengths).abs().max())  # per token
     if not difference <= tolerance(forward):
@@ -83,10 +83,10 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
 
 @torch.no_grad()
 def shares(forward: Forward) -> bool:
-    """Try options that share their contexts in an encoder-decoder against single ones; see :func:`packs`.
+    """Compare options that share their contexts in an encoder-decoder with single ones; see :func:`packs`.
 
     Args:
-        forward: of the model.
+        forward: the forward pass of the model.
     """
     if family.virtual_tokens(forward.model):
         raise ZeroBlockError(
@@ -134,7 +134,7 @@ def _alone(forward: Forward, rows: Sequence[Padded | Pairs]) -> Tensor:
 
 @torch.no_grad()
 def cuts(forward: Forward, multiples: tuple[int, int]) -> Cuts | None:
-    """Where a model that can be packed can be cut; None where it cannot be, so that its pass is captured whole."""
+    """The cuts of a model that can be packed; None if it cannot be cut, so that its pass is captured whole."""
     row = pack(_specimens(forward), *multiples).to(forward.device)
     with exclusive(forward.model), evaluation(forward.model):
         try:
@@ -144,19 +144,19 @@ def cuts(forward: Forward, multiples: tuple[int, int]) -> Cuts | None:
 
 
 def tolerance(forward: Forward) -> float:
-    """The difference per token that passes: products may have the precision of fp32, or of 16 bits, as TF32 has."""
+    """The largest difference per token that passes: for products in fp32, or in 16 bits or TF32."""
     if forward.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(forward.device.type):
         return ROUGH
     return ROUGH if tf32_allowed() and forward.device.type == "cuda" else PRECISE
 
 
 def _specimens(forward: Forward) -> list[Encoded]:
-    """Examples that score differently in a row than alone, unless the model looks only where it is told to.
+    """Examples that score differently in a row than alone, unless the model attends only where the row says.
 
-    The last one's options lie far from their context, so that a wrong distance is a large one.
+    The options of the last example lie far from their context, so that a wrong distance is a large one.
     """
     words = min((c.vocab_size for c in forward.configs if getattr(c, "vocab_size", None)), default=10)
-    ids = (words // 4 + 37 * i % (words // 2 + 1) for i in itertools.count())  # as a rule no special tokens
+    ids = (words // 4 + 37 * i % (words // 2 + 1) for i in itertools.count())  # usually no special tokens
 
     def some(count: int) -> tuple[int, ...]:
         return tuple(itertools.islice(ids, count))
@@ -167,7 +167,7 @@ def _specimens(forward: Forward) -> list[Encoded]:
         return [
             Encoded(alike, (some(1), some(1)), mask=5),
             Encoded(some(2), (some(1),), mask=0),
-            Encoded(some(24), (some(1), some(1)), mask=3),  # the words behind the mask count too
+            Encoded(some(24), (some(1), some(1)), mask=3),  # the words after the mask count too
             Encoded(alike, (some(1), some(1)), mask=2),
         ]
     return [

@@ -2,8 +2,8 @@
 
 Each operation has a plain ``reference`` (numpy or torch), which is its specification in
 code, and faster versions of it: ``cpu`` is a compiled loop, ``triton`` the GPU kernel.
-All versions agree to the bit, the parts of a forward pass to a tolerance.  ``shared`` holds the parts that
-several operations use.
+All versions agree to the bit, or to a tolerance if they are part of a forward pass.  ``shared`` holds the
+parts that several operations use.
 
 The functions here take tensors of any shape and layout, pick the version that serves the
 tensor's device and hand it flat pieces.

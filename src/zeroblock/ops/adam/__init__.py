@@ -40,15 +40,15 @@ def adam_(
 
     Args:
         param: weights of any shape and strides; fp32, fp16 or bf16.
-        m: first moments, contiguous, as many elements as ``param`` in its row-major order; fp32 or bf16.
+        m: first moments, contiguous, one per element of ``param`` in row-major order; fp32 or bf16.
         v: second moments, like ``m``.
-        draw: the noise of the weights; the moments of elements that its mask does not keep decay.
-        scalars: (taken, -lr, c1, c2, share_0, share_1, …) with c = 1/(1 - βᵗ); with taken = 0 nothing is written,
-            otherwise it is 1.  On a GPU also an fp32 tensor of them, which is read there and not here.
+        draw: the noise of the weights; moments of elements outside its mask only decay.
+        scalars: (taken, -lr, c1, c2, share_0, share_1, …) with c = 1/(1 - βᵗ); taken is 1, or 0 to write
+            nothing.  On a GPU also an fp32 tensor of them, which only the kernel reads.
         betas: β1 and β2.
         eps: added to the root.
         decay: factor on the weights.
-        rounding: of 16-bit weights.
+        rounding: the rounding of 16-bit weights.
 
     Returns:
         ``param``.

@@ -1,10 +1,10 @@
 """Attention over a packed row of tokens.
 
 A query q sees the keys k ≤ until[q] with start[q] ≤ k < trunk[q] or k ≥ branch[q]; with a window also
-|positions[q] - positions[k]| < window.  Four numbers per query say so, and no mask need exist.
+|positions[q] - positions[k]| < window.  Four numbers per query say this, so no mask has to exist.
 
 ``reference`` is plain torch under a mask, and also serves the CPU: torch's fused attention is a
-compiled loop already, so there is no CPU version of its own.  ``triton`` never touches tiles of keys
+compiled loop already, so there is no separate CPU version.  ``triton`` never touches tiles of keys
 that no query of a tile sees.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Packed(Protocol):
-    """Which of S tokens see which; each field is (S,) int64."""
+    """The fields that say which of S tokens see which; each is (S,) int64."""
 
     @property
     def start(self) -> Tensor:
@@ -25,7 +25,7 @@ class Packed(Protocol):
 
     @property
     def trunk(self) -> Tensor:
-        """End of the part before branches that the query sees from ``start`` on."""
+        """End of the keys that the query sees from ``start`` on, before its branch."""
         ...
 
     @property

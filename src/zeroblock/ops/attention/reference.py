@@ -15,14 +15,14 @@ def dense(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float,
         key: (R, K, S, d), K dividing H.
         value: (R, K, S, e).
         mask: (S, S), True where the query (row) sees the key (column).
-        scale: of the scores.
+        scale: factor on the scores.
         softcap: c; without it the scores are scale·QKᵀ.
 
     Returns:
         (R, H, S, e).
     """
     groups = query.shape[1] // key.shape[1]
-    if groups > 1 and (query.is_cuda or softcap is not None):  # no fused kernel of a GPU takes groups and a mask
+    if groups > 1 and (query.is_cuda or softcap is not None):  # no fused GPU kernel takes both groups and a mask
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     if softcap is None:
         grouped = query.shape[1] != key.shape[1]

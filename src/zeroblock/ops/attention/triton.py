@@ -78,9 +78,9 @@ def packed(
         query: (R, H, S, d).
         key: (R, K, S, d), K dividing H.
         value: (R, K, S, e).
-        row: which of the S tokens see which.
-        scale: of the scores.
-        window: a query does not see keys this many positions away, or more.
+        row: says which of the S tokens see which.
+        scale: factor on the scores.
+        window: keys at least this many positions away are not seen.
         softcap: c·tanh(score/c).
 
     Returns:

@@ -2,9 +2,9 @@
 
     y₀ = Q(x₀) Q(W)ᵀ + b        yᵣ = y₀ + Q(xᵣ - x₀) Q(W)ᵀ        for the points r > 0
 
-Q rounds a row to 8 bits with a scale of its own, which takes the row's largest magnitude to the largest number of e4m3.
-A coefficient is a small difference of two losses.  A difference that is rounded by itself keeps its first bits, and the
-error of the first point is the same at all points.
+Q rounds a row to 8 bits with its own scale, which maps the row's largest magnitude to the largest number of e4m3.
+A coefficient is a small difference of two losses.  A difference that is rounded by itself keeps its leading bits, and
+the error of the first point is the same at all points.
 
     rounded   rows → 8-bit numbers and their scales
     product   of two matrices of such rows

@@ -10,11 +10,11 @@ from . import EIGHT, LARGEST, TINY, Rounded
 
 
 def rounded(x: Tensor, tokens: int = 0) -> Rounded:
-    """Round rows to 8 bits, each with a scale of its own.
+    """Round rows to 8 bits, each with its own scale.
 
     Args:
         x: (rows, n).
-        tokens: rows per point: those of the first point are rounded as they are, every other one as its difference from
+        tokens: rows per point: the first point's rows are rounded as they are, every other row as its difference from
             the first point's. 0 rounds all rows as they are.
 
     Returns:

@@ -10,14 +10,14 @@ from torch import Tensor
 from . import EIGHT, LARGEST, TINY, Rounded
 
 PAD = 256
-"""Scales lie in buffers of a multiple of this: torch's row-wise product was seen to read past their end (#133334)."""
+"""Buffers of scales are padded to multiples of this: torch's row-wise product was seen to read past them (#133334)."""
 COLUMNS = 1024
-"""Columns that a program of the second kernel joins."""
+"""Columns that a program of ``_join`` joins."""
 
 
 @triton.jit
 def _rounded(x_ptr, out_ptr, scale_ptr, n, tokens, LARGEST: tl.constexpr, TINY: tl.constexpr, N: tl.constexpr):
-    """A program per row, which it reads once; rows from ``tokens`` on are less the row of the first point."""
+    """One program per row, which reads it once; the first point's row is subtracted from rows from ``tokens`` on."""
     row = tl.program_id(0)
     column = tl.arange(0, N)
     inside = column < n
@@ -34,7 +34,7 @@ def _rounded(x_ptr, out_ptr, scale_ptr, n, tokens, LARGEST: tl.constexpr, TINY: 
 
 @triton.jit
 def _join(y_ptr, bias_ptr, n, step, points, BIAS: tl.constexpr, N: tl.constexpr):
-    """A program per token and piece of columns, for all points, which lie ``step`` numbers apart."""
+    """One program per token and piece of columns, for all points, which lie ``step`` numbers apart."""
     column = tl.program_id(1) * N + tl.arange(0, N)
     inside = column < n
     at = tl.program_id(0).to(tl.int64) * n + column

@@ -1,4 +1,4 @@
-"""Matrices that are stored as integers with a scale per group: what they stand for, and how they move.
+"""Matrices that are stored as integers with a scale per group: their numbers, and how these move.
 
     w = s·(q - z)                                  expand
     x wᵀ + b                                       linear
@@ -6,8 +6,8 @@
     q ← round(q + Σₖ alpha[k]·u_k / s)             add_noise_
     q ← round(q + delta / s)                       add_
 
-All but the product read the bytes once and write the result: in a compiled loop on the CPU, in a kernel on a GPU (but
-for the last one).
+All but the product read the bytes once and write the result: in a compiled loop on the CPU, in a kernel on a GPU
+(``add_`` is plain torch there).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PIECE = 1 << 20
 
 
 def expand(stored: Integers) -> Tensor:
-    """(m, n) the matrix that integers stand for, in the dtype of the scales.
+    """(m, n) the matrix that the integers represent, in the dtype of the scales.
 
     >>> codes = packed(torch.tensor([[-7, 1, 0, 7]]), 4)
     >>> expand(Integers(codes, 4, torch.tensor([[0.5]])))
@@ -44,7 +44,7 @@ def linear(x: Tensor, stored: Integers, bias: Tensor | None = None) -> Tensor:
     """x wᵀ + b; (…, n) → (…, m).
 
     On the CPU some rows of w are expanded and multiplied at a time: memory for a large matrix comes fresh from the
-    system every time, and touching it takes longer than a product with few rows of x.
+    system in every call, and touching it takes longer than a product with few rows of x.
     """
     m, n = stored.shape
     rows = max(1, PIECE // n) if x.device.type == "cpu" else m
@@ -56,7 +56,7 @@ def linear(x: Tensor, stored: Integers, bias: Tensor | None = None) -> Tensor:
 
 
 def perturb(stored: Integers, draw: Draw, eps: float, *, rounding: Rounding = Rounding.STOCHASTIC) -> Tensor:
-    """(m, n) w + eps·u, as ``ops.perturb`` of the expanded matrix would be, to the bit."""
+    """(m, n) w + eps·u, equal to ``ops.perturb`` of the expanded matrix to the bit."""
     copy: Tensor = _version(stored, draw).perturb(stored, draw, eps, rounding)
     return copy
 
@@ -75,11 +75,11 @@ def add_noise_(
     """q ← round(q + Σₖ alpha[k]·u_k / s + (decay - 1)·(q - z)), clamped to the range of the integers.
 
     Args:
-        stored: its codes are written.
+        stored: the matrix, whose codes are written.
         draw: the noise of the numbers.
         alpha: one coefficient, or one per probe; on a GPU also an fp32 tensor of them.
         decay: factor on the numbers.
-        rounding: to the integers; its bits are those of the ROUNDING stream.
+        rounding: the rounding to integers, by bits of the ROUNDING stream.
     """
     version = _version(stored, draw)
     if is_triton(version) and stored.bits == 4 and not stored.by_lane(draw.offset):
@@ -88,15 +88,15 @@ def add_noise_(
 
 
 def add_(stored: Integers, delta: Tensor, start: int, draw: Draw, decay: float, rounding: Rounding) -> None:
-    """q ← round(q + delta / s + (decay - 1)·(q - z)) for the integers from ``start`` on, as many as delta has.
+    """q ← round(q + delta / s + (decay - 1)·(q - z)) for k integers from ``start`` on.
 
     Args:
-        stored: its codes are written.
+        stored: the matrix, whose codes are written.
         delta: (k,) fp32.
-        start: the first integer, in row-major order; of 4 bits, it and k are even.
+        start: the first integer, in row-major order; with 4 bits, it and k are even.
         draw: its key's seed, step and probe, and its offset, address the rounding bits.
         decay: factor on the numbers.
-        rounding: to the integers.
+        rounding: the rounding to integers.
     """
     version = _version(stored, draw)
     (reference if is_triton(version) else version).add_(stored, delta, start, draw, decay, rounding)

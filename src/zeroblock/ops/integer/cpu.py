@@ -1,7 +1,7 @@
 """The compiled CPU loops (numba), equal to ``reference.py`` to the bit.
 
-A tile of integers is unpacked, and the loops of the noise and of given changes do the rest: all that the reference
-does to a whole matrix, one operation after another, happens to a tile while it lies in the cache.
+A tile of integers is unpacked, and the loops of ``noise`` and ``outer`` do the rest: the operations that the reference
+applies to a whole matrix, one after another, are applied to a tile while it is in the cache.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Grid(NamedTuple):
     """Integers in the form that the loops take, in flat arrays.
 
     Args:
-        codes: uint8, one integer in each or two.
-        bits: of an integer.
+        codes: uint8, with one or two integers in each.
+        bits: bits of an integer.
         scales: fp32, one per group.
         zeros: int8, one per group, or none.
         group: integers that share a scale.
@@ -85,10 +85,10 @@ class Drawn(NamedTuple):
         return cls(key_words(draw.key), draw.distribution == Distribution.RADEMACHER, mask_numbers(draw))
 
 
-# an index that might be negative forbids vectors: numba knows of those that count from 0 or are unsigned
+# an index that might be negative prevents vectorising; numba knows that one from 0 on, or an unsigned one, is not
 @jit
 def unpack(q, grid, a, n):  # type: ignore[no-untyped-def]
-    """q ← the n integers from a on; of 4 bits, a and n are even."""
+    """q ← the n integers from a on; with 4 bits, a and n are even."""
     if grid.bits == 8:
         codes = grid.codes[a : a + n]
         for i in range(n):
@@ -253,7 +253,7 @@ def add_noise_(stored: Integers, draw: Draw, alpha: Alpha, decay: float, roundin
 
 
 def add_(stored: Integers, delta: Tensor, start: int, draw: Draw, decay: float, rounding: Rounding) -> None:
-    """q ← round(q + delta / s + (decay - 1)·(q - z)) for the integers from ``start`` on, as many as delta has."""
+    """q ← round(q + delta / s + (decay - 1)·(q - z)) for the len(delta) integers from ``start`` on."""
     n, grid, change = len(delta), Grid.of(stored), array(delta.contiguous())
     how = key_words(draw.key.to(stream=ROUNDING)), f32(decay - 1), rounding == Rounding.STOCHASTIC
     where = place(draw.at(start), n)

@@ -1,4 +1,4 @@
-"""How integers lie in memory."""
+"""The layout of integers in memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Integers(NamedTuple):
 
     Args:
         codes: (m, n) bytes, or (m, n / 2) with two integers in each, of any dtype of one byte.
-        bits: of an integer, 8 or 4.
-        scales: (m, groups) s of every group of a row; n is a multiple of the groups.
-        zeros: (m, groups) z in int8; None where all are 0.
+        bits: bits of an integer, 8 or 4.
+        scales: (m, groups) s of every group of a row; n is a multiple of the number of groups.
+        zeros: (m, groups) z in int8; None if all are 0.
     """
 
     codes: Tensor
@@ -45,7 +45,7 @@ class Integers(NamedTuple):
         return -largest if self.zeros is None else -largest - 1, largest
 
     def split(self, rows: int) -> list[Integers]:
-        """The matrix as some of its rows each.
+        """The matrix in parts of ``rows`` rows each.
 
         >>> [part.shape for part in Integers(torch.zeros(5, 4, dtype=torch.uint8), 4, torch.ones(5, 1)).split(2)]
         [(2, 8), (2, 8), (1, 8)]
@@ -55,17 +55,17 @@ class Integers(NamedTuple):
         return [Integers(c, self.bits, s, z) for c, s, z in zip(codes, scales, zeros, strict=True)]
 
     def by_lane(self, offset: int) -> bool:
-        """Whether eight elements whose noise is one lane's are those of one word of 4-bit integers.
+        """Whether the eight elements of every lane of noise are one 32-bit word of 4-bit integers.
 
         Args:
-            offset: where the noise begins.
+            offset: the offset of the noise.
         """
         whole = self.codes.numel() * self.per_byte % 8 == 0 and self.codes.data_ptr() % 4 == 0
         return whole and offset % 8 == 0
 
 
 def packed(integers: Tensor, bits: int) -> Tensor:
-    """(…, n) integers → (…, n) or (…, n / 2) uint8: of two in a byte, each is 8 more, and the first in the lower half.
+    """(…, n) integers → (…, n) or (…, n / 2) uint8; two in a byte are stored plus 8, the first in the lower half.
 
     >>> packed(torch.tensor([-7, 1, 0, 7]), 4)
     tensor([145, 248], dtype=torch.uint8)

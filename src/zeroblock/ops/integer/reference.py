@@ -44,7 +44,7 @@ def add_noise_(stored: Integers, draw: Draw, alpha: Alpha, decay: float, roundin
 
 
 def add_(stored: Integers, delta: Tensor, start: int, draw: Draw, decay: float, rounding: Rounding) -> None:
-    """q ← round(q + delta / s + (decay - 1)·(q - z)) for the integers from ``start`` on, as many as delta has."""
+    """q ← round(q + delta / s + (decay - 1)·(q - z)) for the len(delta) integers from ``start`` on."""
     flat = stored.codes.detach().view(-1)[start // stored.per_byte : (start + len(delta)) // stored.per_byte]
     integers = unpacked(flat, stored.bits)
     groups = torch.arange(start, start + len(delta), device=delta.device) // stored.group

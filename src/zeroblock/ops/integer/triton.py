@@ -1,9 +1,9 @@
 """The GPU kernels (Triton), equal to ``reference.py`` to the bit.
 
-A lane owns eight consecutive elements, as in the kernels of the noise: of 4 bits they are one word of 32.
+A lane owns eight consecutive elements, as in the kernels of the noise: with 4 bits they are one 32-bit word.
 
-A kernel takes a second or two to compile, so there are few: all tiles have bounds, and the sign of eps is read
-by the kernel.  Where 16 divides ``n``, which Triton then knows, bounds cost no wide load: 3 % more instructions.
+A kernel takes a second or two to compile, so there are few: all tiles have bounds, and the kernel reads the sign
+of eps.  If 16 divides ``n``, which Triton then knows, loads stay wide and bounds cost 3 % more instructions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .reference import MIDDLE
 
 CENTRE = tl.constexpr(MIDDLE)
 PLAIN = [name for name in NUMBERS if name != "n"]
-"""Arguments of which no value gets a kernel of its own."""
+"""Arguments that Triton does not specialize on."""
 
 
 @triton.jit
@@ -102,7 +102,7 @@ def _expand(
     out_ptr, codes_ptr, scales_ptr, zeros_ptr, n,
     BITS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, ZEROS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    # in two dimensions, lanes and their elements, numbers of a lane reach its elements without shared memory
+    # two dimensions, lanes and elements: the numbers of a lane reach its elements without shared memory
     lane = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     column = tl.arange(0, 8)[None, :]
     index = lane[:, None] * 8 + column
@@ -181,7 +181,7 @@ def _move(
     if FADES:
         shifted = _shifted(q, zeros_ptr, lane, index, n, inside, ZEROS, GROUP, LANES, SIZE)
         change = change + fading * shifted.to(tl.float32)
-    # the ROUNDING stream's key differs in its last four bits alone, and reads the same step
+    # the ROUNDING stream's key differs only in its last four bits, and is for the same step
     word = element_words(low, high, k0, k1, c2, ((c3 & 0xFFFFFFF0) | STREAM).to(tl.uint32), SIZE)
     moved = quantize((q.to(tl.float32) + CENTRE) + change, word, tl.float16, STOCHASTIC, False).to(tl.float32) - CENTRE
     moved = tl.minimum(tl.maximum(moved, lowest.to(tl.float32)), largest.to(tl.float32)).to(tl.int32)
@@ -239,7 +239,7 @@ def _launch(out: Tensor, minus: Tensor | None, stored: Integers, draw: Draw, eps
 
 
 def add_noise_(stored: Integers, draw: Draw, alpha: Alpha, decay: float, rounding: Rounding) -> None:
-    """q ← round(q + Σₖ alpha[k]·u_k / s + (decay - 1)·(q - z)); of 4 bits, each lane has a word."""
+    """q ← round(q + Σₖ alpha[k]·u_k / s + (decay - 1)·(q - z)); with 4 bits, each lane has a word."""
     key, n, device = draw.key, stored.codes.numel() * stored.per_byte, stored.codes.device
     if not isinstance(alpha, Tensor):
         numbers = [alpha] if isinstance(alpha, (int, float)) else list(alpha)
@@ -261,7 +261,7 @@ def add_noise_(stored: Integers, draw: Draw, alpha: Alpha, decay: float, roundin
 
 
 def _tiles(n: int, offset: int, groups: int) -> tuple[tuple[int, int, int], int]:
-    """Where the tiles of a matrix lie, and how many there are."""
+    """The place of a matrix's tiles, and their number."""
     place, launches = tiles_of(n, offset, groups)
     return place, sum(tiles for _, tiles, _ in launches)
 
@@ -280,7 +280,7 @@ def _tensors(stored: Integers, offset: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _form(stored: Integers, offset: int) -> dict[str, int | bool]:
-    """How the integers lie, of which every case has kernels of its own."""
+    """The layout of the integers; each layout has its own compiled kernels."""
     return {
         "BITS": stored.bits,
         "GROUP": stored.group,

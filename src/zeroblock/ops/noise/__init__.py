@@ -60,7 +60,7 @@ def fill_(out: Tensor, draw: Draw, alpha: Alpha = 1.0, *, start: Tensor | None =
         draw: the noise; it has no mask.
         alpha: as in :func:`add_noise_`.
         start: contiguous, of out's shape, in fp32; zero by default.
-        decay: factor on it.
+        decay: factor on ``start``.
 
     Returns:
         ``out``.
@@ -74,7 +74,7 @@ def fill_(out: Tensor, draw: Draw, alpha: Alpha = 1.0, *, start: Tensor | None =
     if start is None:
         module.fill_(flat, draw, alphas)
         return out
-    mixed = is_triton(module) and out.dtype != torch.float64  # its kernel reads fp32 and writes less; fp64 is fp64
+    mixed = is_triton(module) and out.dtype != torch.float64  # the kernel reads fp32 and writes a narrower dtype
     wide = flat if mixed or out.dtype == start.dtype else torch.empty_like(start).view(-1)
     module.add_noise_(wide, start.view(-1), draw, alphas, decay=decay, rounding=Rounding.NEAREST)
     if wide is not flat:
@@ -93,7 +93,7 @@ def add_noise_(
         draw: the noise of the weights.
         alpha: one coefficient, or one per probe; on a GPU also an fp32 tensor of them, which only the kernel reads.
         decay: factor on the weights.
-        rounding: of 16-bit weights; the sum itself is fp32.
+        rounding: the rounding of 16-bit weights; the sum itself is fp32.
 
     Returns:
         ``param``.

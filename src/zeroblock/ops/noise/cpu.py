@@ -49,8 +49,8 @@ def add_noise(out, minus, x, kind, wide, start, stop, where, key, alphas, decay,
         for i in range(n):
             acc[i] = value[i] * decay
         select(kept, value, words, skip, n, first, mask, threshold, mask_key, limit)
-        # the sum runs over probes from the first, but the first probe's words are drawn
-        # last, once more, when there are several: they carry the rounding bits
+        # the sum runs from the first probe to the last; if there are several, the words of the first
+        # are drawn once more at the end, since they carry the rounding bits
         for k in range(len(alphas)):
             draw_probe(noise, words, kept, skip, n, first, key, k, rademacher, mask)
             accumulate(acc, noise, skip, n, alphas[k])

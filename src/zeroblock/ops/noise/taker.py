@@ -1,4 +1,4 @@
-"""What a launch over many tensors knows of each of them."""
+"""One of the tensors that share a launch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Taker(NamedTuple):
     Args:
         param: the weights.
         draw: their noise.
-        rounding: of 16-bit weights.
-        factor: on its coefficients, in fp32.
+        rounding: the rounding of 16-bit weights.
+        factor: factor on its coefficients, in fp32.
         decay: factor on the weights.
         flip: whether the rounding bits are complemented.
     """
@@ -30,5 +30,5 @@ class Taker(NamedTuple):
 
     @property
     def aligned(self) -> bool:
-        """Whether every eight elements of a lane are eight of the tensor, at a multiple of 16 bytes."""
+        """Whether the eight elements of every lane lie in the tensor, from a multiple of 16 bytes."""
         return not (self.draw.offset % 8 or self.param.numel() % 8 or self.param.data_ptr() % 16)

@@ -1,7 +1,7 @@
 """The noise of many small tensors in one launch, equal to the functions for one tensor to the bit.
 
-A launch on a GPU takes some 5 µs whatever it does.  In a captured step of OPT-125M, 26 launches for 16 tensors took
-211 of 950 µs, mostly of such time.
+A launch on a GPU takes about 5 µs, whatever it does.  In a captured step of OPT-125M, 26 launches for 16 tensors took
+211 of 950 µs, most of it this overhead.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ..shared.tables import Table
 from .taker import Taker
 
 LARGE = 1 << 22
-"""Elements of a tensor above which a launch of its own has inner tiles without bounds (``MIN_WHOLE_TILES``), and takes
-longer than a launch costs."""
+"""The most elements of a tensor that shares a launch: with more, a separate launch has inner tiles without bounds
+(``MIN_WHOLE_TILES``), and its work takes longer than the launch itself."""
 MOST = 128
-"""Tensors of a launch, whose ends every program looks through."""
+"""The most tensors in a launch, since every program reads the ends of all."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Group(NamedTuple):
-    """Tensors that share a launch, or one that has its own.
+    """Tensors that share a launch, or a single tensor.
 
     Args:
-        indices: of the tensors.
-        table: theirs; None for one that goes alone.
+        indices: indices of the tensors.
+        table: their table; None for a single tensor.
     """
 
     indices: tuple[int, ...]
@@ -51,7 +51,7 @@ def fits(param: Tensor) -> bool:
 
 
 def grouped(takers: Sequence[Taker | None]) -> list[Group]:
-    """Which tensors share a launch; where there is None, a tensor goes alone."""
+    """Group the tensors that share a launch; a None stands for a tensor that gets a separate launch."""
     alike: dict[object, list[int]] = {}
     for i, taker in enumerate(takers):
         alike.setdefault(i if taker is None else _kind(taker) or i, []).append(i)
@@ -74,7 +74,7 @@ def _apart(takers: Sequence[Taker]) -> bool:
 
 
 def _kind(taker: Taker) -> object:
-    """What the tensors of a launch have in common; None for one that goes alone."""
+    """A key that the tensors of a launch share; None for a tensor that gets a separate launch."""
     param, draw, key = taker.param, taker.draw, taker.draw.key
     if draw.mask is not None or draw.rows is not None or not fits(param):
         return None
@@ -85,11 +85,11 @@ def _kind(taker: Taker) -> object:
 def perturb_together(takers: Sequence[Taker], table: Table, sides: int = 2) -> list[tuple[Tensor, ...]]:
     """For every tensor of a group, ``perturb`` at ±factor, or both copies of ``perturb_pair``.
 
-    The copies of a side are pieces of one tensor, as far apart as torch would lay tensors of their own.
+    The copies of a side are pieces of one tensor, aligned as separate tensors of torch are.
 
     Args:
         takers: the tensors; ``flip`` says that the first side is at -factor.
-        table: theirs.
+        table: their table.
         sides: 1 or 2.
     """
     like = takers[0]
@@ -108,7 +108,7 @@ def add_noise_together_(takers: Sequence[Taker], table: Table, alphas: Sequence[
 
 
 def copied(taker: Taker, eps: float) -> Taker | None:
-    """The tensor as it is copied to a distance of scale·eps, where ``factor`` is the scale; None for no distance."""
+    """The taker for a copy at distance factor·eps; None if that is zero or not finite."""
     distance = taker.factor * eps
     if not (distance and math.isfinite(distance)):
         return None
@@ -116,11 +116,11 @@ def copied(taker: Taker, eps: float) -> Taker | None:
 
 
 def moved(taker: Taker, alphas: Sequence[float] | Tensor) -> Taker | None:
-    """The tensor as a step moves it, where ``factor`` is the scale.
+    """The taker for a step with coefficients alphas·factor.
 
-    None for a step of zero, which is not taken, and for coefficients that lie elsewhere.
+    None for a step of zero, which is not taken, and for coefficients on another device or not in fp32.
     """
     if isinstance(alphas, Tensor):
         return taker if alphas.device == taker.param.device and alphas.dtype == torch.float32 else None
-    with np.errstate(over="ignore"):  # of a run that diverges
+    with np.errstate(over="ignore"):  # in a run that diverges
         return taker if any(np.float32(alpha) * np.float32(taker.factor) for alpha in alphas) else None

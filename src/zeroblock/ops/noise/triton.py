@@ -32,12 +32,12 @@ from ..shared.triton import (
 from .taker import Taker
 
 COLUMNS = tl.constexpr(8)
-"""Of the table of tensors: address, numel, the base, lead and shift of its place, first tile, first element of its
-copy, factor."""
+"""The table's columns per tensor: address, numel, the base, lead and shift of its place, first tile, first element of
+its copy, factor."""
 COPY_BYTES = 512
-"""Copies begin at multiples of this, where torch would begin tensors of their own."""
+"""Copies begin at multiples of this, as separate tensors of torch do."""
 LEAST_ROWS = 32
-"""Of a table, so that few forms of the kernel are compiled."""
+"""The fewest rows of a table, so that few variants of the kernel are compiled."""
 
 
 @triton.jit(do_not_specialize=[*NUMBERS, "m2", "m3", "limit"])
@@ -151,7 +151,7 @@ def _add_noise_together(
     CLOCK: tl.constexpr, COPY: tl.constexpr, PAIR: tl.constexpr, DECAY: tl.constexpr, RADEMACHER: tl.constexpr,
     STOCHASTIC: tl.constexpr, FLIP: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """``_add_noise`` on the tensors of a table: first the tile after the last one of each, then their rows."""
+    """``_add_noise`` on the tensors of a table, which holds the end of each one's tiles, and then their rows."""
     SIZE: tl.constexpr = GROUPS * 8
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
     ends = tl.load(table_ptr + tl.arange(0, ROWS))
@@ -198,15 +198,15 @@ def _add_noise_together(
 
 
 class Layout(NamedTuple):
-    """How a table is launched.
+    """The numbers that a launch over a table needs.
 
     Args:
-        rows: of the table, a power of two.
-        tiles: of all tensors.
+        rows: rows of the table, a power of two.
+        tiles: tiles of all tensors.
         groups: lanes of a program.
-        warps: of a program.
+        warps: warps of a program.
         size: elements of a buffer for all copies.
-        copies: the first element of each tensor's copy in it.
+        copies: the first element of each tensor's copy in that buffer.
     """
 
     rows: int
@@ -218,7 +218,7 @@ class Layout(NamedTuple):
 
 
 def laid_out(takers: Sequence[Taker]) -> tables.Table | None:
-    """The table of tensors of one dtype on one device; None where a capture would have to make it."""
+    """The table of tensors of one dtype on one device; None if it would have to be made in a capture."""
     first = takers[0].param
     groups, warps = lanes(sum(taker.param.numel() for taker in takers))
     numbers = tuple((taker.param.data_ptr(), taker.param.numel(), taker.draw.offset, taker.factor) for taker in takers)
@@ -253,10 +253,10 @@ def add_noise_together_(
     """:func:`add_noise_` on the tensors of a table, with coefficients alphas·factor, in one launch.
 
     Args:
-        takers: the tensors; but for addresses, offsets and factors they are alike.
-        table: theirs.
+        takers: the tensors, which differ only in addresses, sizes, offsets and factors.
+        table: their table.
         alphas: one per probe.
-        out: flat, for the copies; the tensors themselves by default.
+        out: a flat buffer for the copies; by default the tensors themselves change.
         minus: the same for the copies on the other side.
     """
     like, layout = takers[0], table.about

@@ -1,7 +1,7 @@
-"""Normalisation: by the root mean square, y = w·x/√(mean x² + eps), in one kernel instead of six; and of mean and
+"""Normalisation: by the root mean square, y = w·x/√(mean x² + eps), in one kernel instead of six; and by mean and
 variance, y = w·(x - mean)/√(var + eps) + b, in half the time of torch's kernel for rows of a few thousand numbers.
 
-Families with the first multiply by the weights at different places, which 16-bit results show: see :class:`Scaling`.
+Families with the first multiply by w before or after rounding, which shows in 16-bit results: see :class:`Scaling`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, scaling: Scaling) -> Tensor:
         x: (…, n).
         weight: (n,).
         eps: added to the mean of squares.
-        scaling: how the weights come in.
+        scaling: how the normalised values are multiplied by the weights.
 
     Returns:
         (…, n) in the dtype of x.

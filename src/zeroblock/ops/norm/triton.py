@@ -1,4 +1,4 @@
-"""The GPU kernel (Triton): a program per row, which it reads once."""
+"""The GPU kernel (Triton): one program per row, which reads it once."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ def add_(
 
     Args:
         param: weights of any shape and strides.
-        delta: fp32, as many elements as ``param`` in its row-major order.
+        delta: fp32, one element per element of ``param``, in row-major order.
         alpha: factor on delta.
         draw: its key's seed, step and probe, and its offset, address the rounding bits.
         decay: factor on the weights.
-        rounding: of 16-bit weights.
+        rounding: the rounding of 16-bit weights.
         flip: complement the rounding bits, for a copy on the other side.
 
     Returns:
@@ -62,10 +62,10 @@ def add_outer_(
     rounding: Rounding = Rounding.STOCHASTIC,
     flip: bool = False,
 ) -> Tensor:
-    """param ← decay·param + alpha·z Vᵀ, as ``add_`` of the product would be; the product is never whole in memory.
+    """param ← decay·param + alpha·z Vᵀ, equal to ``add_`` of the product, which is never whole in memory.
 
     Args:
-        param: of m·n elements.
+        param: weights, m·n of them.
         z: (m, r) fp32.
         v: (n, r) fp32.
         alpha, draw, decay, rounding, flip: as in :func:`add_`.

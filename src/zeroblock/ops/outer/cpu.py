@@ -81,7 +81,7 @@ def add_outer_(
 ) -> None:
     """x ← round(decay·x + alpha·z Vᵀ), some rows at a time; x flat, z (m, r) and v (n, r) fp32."""
     m, n = len(z), len(v)
-    rows = max(1, 4096 // n, min(PIECE // n, m // 16))  # a sixteenth of a large tensor at most
+    rows = max(1, 4096 // n, min(PIECE // n, m // 16))  # at most a sixteenth of a large tensor
     for a in range(0, m, rows):
         part, delta = x[a * n : (a + rows) * n], product(z[a : a + rows], v).view(-1)
         add_(part, delta, alpha, draw.at(a * n), decay=decay, rounding=rounding, flip=flip)

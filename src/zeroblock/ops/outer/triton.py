@@ -31,7 +31,7 @@ def _add(
     if RANK == 0:
         delta = tl.load(delta_ptr + index, mask=inside, other=0)
     else:  # row i, column j of z Vᵀ, the products summed in order, each rounded
-        row = tl.maximum(tl.min(index, 0), 0) // columns  # one long division a tile, short ones a lane
+        row = tl.maximum(tl.min(index, 0), 0) // columns  # one long division per tile, short ones per lane
         local = (index - row * columns).to(tl.int32)
         i = row + local // columns
         j = local % columns

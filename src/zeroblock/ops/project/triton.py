@@ -28,7 +28,7 @@ class Tile(NamedTuple):
 
 
 TILES = (Tile(64, 64, 64, 4, 4), Tile(128, 64, 64, 8, 3))
-"""The first of these is taken whose tiles all run at a time; then one kernel is faster than several of cuBLAS.
+"""A product takes the first of these whose tiles all run at once; then one kernel is faster than several of cuBLAS.
 On an H200, 256 and 512 rows of bf16, µs (cuBLAS): SmolLM2's q, k and v 5.3 and 5.5 (8.8 and 9.6), OPT-125M's 6.6 and
 cuBLAS (10.6 and 11.5), Qwen2.5-1.5B's 11.2 and 11.3 (14.0 and 15.5); OPT-1.3B's would take 20 and 38 (18 and 26)."""
 
@@ -139,7 +139,7 @@ def project_gated(x: Tensor, gate: Tensor, up: Tensor, act: Act) -> Tensor:
 
 
 def _tile_of(x: Tensor, sizes: Sequence[int]) -> Tile | None:
-    """The tile to cut products into; None where they fill the device one by one."""
+    """The tile to cut products into; None if they fill the device one by one."""
     rows, programs = x.numel() // x.shape[-1], _programs(x.device)
     for tile in TILES:
         if triton.cdiv(rows, tile.rows) * sum(triton.cdiv(n, tile.columns) for n in sizes) <= programs:
@@ -149,7 +149,7 @@ def _tile_of(x: Tensor, sizes: Sequence[int]) -> Tile | None:
 
 @functools.cache
 def _programs(device: torch.device) -> int:
-    """How many programs run at a time."""
+    """The number of programs that run at once."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1 << 30
 
 

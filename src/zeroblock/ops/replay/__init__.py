@@ -2,7 +2,7 @@
 
     x ← round(decay[t]·x + P Σₖ alphas[t, k]·u_k)      for every step t
 
-``reference`` takes one step after another by the references of ``noise`` and ``outer``; ``triton`` reads and
+``reference`` takes one step after another with the references of ``noise`` and ``outer``; ``triton`` reads and
 writes every weight once.  There is no CPU version: a replay on the CPU takes its steps one by one.
 """
 

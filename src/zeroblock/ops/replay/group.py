@@ -1,4 +1,4 @@
-"""The tensors of a replay, grouped as launches serve them, and their steps."""
+"""The tensors of a replay, grouped by launch, and their steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...noise import Draw
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """What T steps do to a tensor.
+    """The changes that T steps make to a tensor.
 
     Args:
         step: numbers of the steps, (T,) int64.
@@ -35,7 +35,7 @@ class Steps:
 
     @property
     def moving(self) -> Steps:
-        """The steps without those that change not even the sign of a zero."""
+        """The steps, except those that do not even change the sign of a zero."""
         return self[(self.decay != 1.0) | (self.alphas != 0.0).any(axis=1)]
 
 
@@ -45,7 +45,7 @@ class Piece:
 
     Args:
         flat: its weights.
-        draw: of each step, which replaces the key's step by its own, and the mask's by the first of its turn.
+        draw: its noise; every step puts its own number into the key, and the first step of its turn into the mask.
     """
 
     flat: Tensor
@@ -76,7 +76,7 @@ class Matrix:
 
     Args:
         flat: its weights, m·n of them.
-        draw: of z and V, whose steps are replaced by each step's number and the first step of its turn; no mask.
+        draw: the draw of z and V; a step puts its number into z's key and the first step of its turn into V's; no mask.
         width: n.
         rank: columns of z and V.
         fold: steps whose z are added up before they move the weights.
@@ -95,5 +95,5 @@ class Matrix:
 
     @property
     def coordinates(self) -> int:
-        """How many numbers are drawn before a launch for each of its folds."""
+        """Numbers that are drawn before a launch for each of its folds."""
         return max(self.numel // self.width, self.width) * self.rank

@@ -1,4 +1,4 @@
-"""The slow, obvious version: one step after another, by the references of ``noise`` and ``outer``."""
+"""The slow, obvious version: one step after another, with the references of ``noise`` and ``outer``."""
 
 from __future__ import annotations
 

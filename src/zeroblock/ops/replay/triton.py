@@ -18,7 +18,7 @@ from .group import Matrix, Pieces, Steps
 LANES = 512  # counters of a program, four weights each; nothing crosses lanes
 WARPS = 4
 COLUMNS = tl.constexpr(5)
-"""Of the table of tensors: address, numel, first counter of its first tile, counters and weights that lie before it."""
+"""The table's columns per tensor: address, numel, its first tile's first counter, counters and weights before it."""
 
 TYPES = {
     torch.float32: tl.float32,
@@ -132,7 +132,7 @@ def _fill(
     out_ptr, step_ptr, alpha_ptr, fold, n, base, lead, shift, k0, k1, c3,
     PROBES: tl.constexpr, RADEMACHER: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """out[f] ← Σₜ Σₖ alpha[t, k]·u_k of step t, over the steps t of fold f, n of them: a row of programs a fold."""
+    """out[f] ← Σₜ Σₖ alpha[t, k]·u_k of step t, over the steps t of fold f, n of them: a row of programs per fold."""
     f = tl.program_id(1)
     start = tl.program_id(0).to(tl.int64) * LANES
     low = (base + start).to(tl.uint32) + tl.arange(0, LANES).to(tl.uint32)
@@ -175,7 +175,7 @@ def _advance_outer(
     x0, x1, x2, x3 = _load(x_ptr + i, in0, in1, in2, in3, WIDE)
     w0, w1, w2, w3 = low, low, low, low
     row0, row1, row2, row3 = i // width, (i + 1) // width, (i + 2) // width, (i + 3) // width
-    z0, z1, z2, z3 = row0 * RANK, row1 * RANK, row2 * RANK, row3 * RANK  # the compiler would divide at every step
+    z0, z1, z2, z3 = row0 * RANK, row1 * RANK, row2 * RANK, row3 * RANK  # here: the compiler would divide at every step
     v0, v1 = (i - row0 * width) * RANK, (i + 1 - row1 * width) * RANK
     v2, v3 = (i + 2 - row2 * width) * RANK, (i + 3 - row3 * width) * RANK
     for t in range(count):
@@ -192,7 +192,7 @@ def _advance_outer(
 
 
 def _tiles(offset: int, numel: int) -> tuple[int, tuple[int, int, int]]:
-    """How many tiles hold a tensor; counter of the first, and counters and weights of it that lie before the tensor."""
+    """The number of a tensor's tiles; the first one's counter, and its counters and weights that precede the tensor."""
     counter, shift = divmod(offset, 4)
     lead = counter % LANES  # so that no tile crosses a multiple of 2**32 counters
     return -(-(lead * 4 + shift + numel) // (LANES * 4)), (counter - lead, lead, shift)

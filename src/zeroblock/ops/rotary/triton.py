@@ -1,4 +1,4 @@
-"""The GPU kernel (Triton): a program per token, all of whose heads it rotates; equal to ``reference.py`` to the bit."""
+"""The GPU kernel (Triton): one program per token, which rotates all heads; equal to ``reference.py`` to the bit."""
 
 from __future__ import annotations
 

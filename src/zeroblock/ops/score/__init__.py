@@ -1,6 +1,6 @@
 """From logits to losses: sums of log-probabilities by option, and the losses of the examples that have these options.
 
-Plain torch launches some thirty kernels of 1 to 5 µs each for this, eight of them for a logsumexp; here there are
+Plain torch launches about thirty kernels of 1 to 5 µs each for this, eight of them for a logsumexp; here there are
 three.  ``reference`` is plain torch, serves the CPU, and is what gradients flow through.  ``triton`` reads logits as
 they are, without a copy in fp32.
 """
@@ -17,11 +17,11 @@ from torch import Tensor
 from ..shared.dispatch import backend
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""Of the logits that the kernels take."""
+"""Dtypes of the logits that the kernels take."""
 
 
 class Loss(enum.Enum):
-    """What is added up over a row."""
+    """The losses that are added up over a row."""
 
     OPTIONS = "options"
     """For each example the cross-entropy over its options, each by its mean log-probability per token."""
@@ -32,7 +32,7 @@ class Loss(enum.Enum):
 
 
 class Scored(Protocol):
-    """Which N tokens of O options of E examples are scored, and from where; all are int64."""
+    """The N scored tokens of O options of E examples, and the places that predict them; all are int64."""
 
     @property
     def source(self) -> Tensor:
@@ -65,7 +65,7 @@ def totals(logits: Tensor, row: Scored) -> Tensor:
 
     Args:
         logits: (R, P, V) at the places that predict.
-        row: what is scored, on the same device.
+        row: the scored tokens, on the same device.
 
     Returns:
         (R, O) in fp32.
@@ -79,9 +79,9 @@ def losses(totals: Tensor, row: Scored, labels: Tensor, loss: Loss) -> Tensor:
 
     Args:
         totals: (R, O) see :func:`totals`.
-        row: as there.
-        labels: (E,) int64, which of its options answers each example; not read by ``TOKENS``.
-        loss: what is added up.
+        row: as in :func:`totals`.
+        labels: (E,) int64, the index of each example's right option; not read by ``TOKENS``.
+        loss: the losses that are added up.
 
     Returns:
         (R,) in fp32.
@@ -91,7 +91,7 @@ def losses(totals: Tensor, row: Scored, labels: Tensor, loss: Loss) -> Tensor:
 
 
 def _version(x: Tensor, row: Scored) -> ModuleType:
-    """The kernels, where no gradient is to flow through them and all they read lies in one place."""
+    """The kernels, if no gradient has to flow through them and their inputs are on one device; else the reference."""
     kernels = x.is_cuda and x.dtype in DTYPES and type(x) is Tensor and x.device == row.source.device
     plain = not kernels or (torch.is_grad_enabled() and x.requires_grad)
     return backend("score", "reference" if plain else "cuda")

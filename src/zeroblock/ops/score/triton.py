@@ -1,9 +1,9 @@
 """The GPU kernels (Triton): norms of pieces of the vocabulary, totals by option, losses by point.
 
-Their shapes depend on the vocabulary alone, and numbers and tables of a row are not specialised on, so one row
-compiles the kernels for all: later rows are captured without a trial.  Sums have an order that depends on
-shapes alone.  A log-probability is (x - max) - log Σ exp(x - max), which is more exact than x less a norm in fp32:
-of logits around 30 such a norm is known to 2e-6.
+Their shapes depend only on the vocabulary, and they are not specialised on a row's numbers and tables, so one row
+compiles the kernels for all: later rows are captured without a trial.  The order of sums depends only on
+shapes.  A log-probability is (x - max) - log Σ exp(x - max), which is more exact than x minus a norm in fp32:
+with logits around 30, such a norm is exact only to 2e-6.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import Loss, Scored
 
-WORDS, WORDS_WARPS = 8192, 8  # a piece of the vocabulary: 32 numbers a thread, all read at once
+WORDS, WORDS_WARPS = 8192, 8  # a piece of the vocabulary: 32 numbers per thread, all read at once
 TOKENS = 128  # of an option at a time
 EXAMPLES, OPTIONS = 32, 16  # of a row at a time
 KINDS = {Loss.OPTIONS: 0, Loss.ANSWER: 1, Loss.TOKENS: 2}
@@ -23,7 +23,7 @@ KINDS = {Loss.OPTIONS: 0, Loss.ANSWER: 1, Loss.TOKENS: 2}
 
 @triton.jit
 def finite(x):
-    """x, or 0 in place of an infinity, which would make NaN of what it is subtracted from; as torch.logsumexp does."""
+    """x with 0 in place of infinities, whose difference would be NaN; torch.logsumexp does the same."""
     return tl.where(tl.abs(x) == float("inf"), 0.0, x)
 
 
@@ -38,7 +38,7 @@ def _norms(
         first = tl.multiple_of(first, 16)
     word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
     x = tl.load(logits_ptr + first + word, mask=word < words, other=-float("inf")).to(tl.float32)
-    top = tl.max(x, 0)  # on a GPU it passes over NaN, and the sum does not
+    top = tl.max(x, 0)  # on a GPU max ignores NaN, and the sum does not
     out = place.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     tl.store(tops_ptr + out, top)
     tl.store(sums_ptr + out, tl.sum(tl.exp(x - finite(top)), 0))
@@ -64,7 +64,7 @@ def _totals(
         there = n < scored
         source = tl.load(source_ptr + n, mask=there, other=0)
         target = tl.load(target_ptr + n, mask=there, other=0)
-        known = there & (target >= 0) & (target < words)  # torch stops at others; here they are NaN, not a neighbour's
+        known = there & (target >= 0) & (target < words)  # torch raises for others; here they are NaN
         x = tl.load(logits_ptr + r * row_at + source * place_at + target, mask=known, other=float("nan"))
         norm = (r * places + source)[:, None] * pieces + piece
         real = there[:, None] & (piece < pieces)

@@ -1,1 +1,1 @@
-"""The parts that several operations use: constants, one file per implementation, and the choice of one."""
+"""The parts that several operations use: constants, one file per implementation, and the choice between these."""

@@ -12,7 +12,7 @@ import torch
 BRANCHES = 6
 """Streams that a capture spreads its kernels over."""
 MAX_BYTES = 1 << 26
-"""Bytes of tensors up to which spreading pays."""
+"""The most bytes of tensors for which spreading pays."""
 
 Item = TypeVar("Item")
 _trunk: torch.cuda.Stream | None = None
@@ -20,19 +20,19 @@ _trunk: torch.cuda.Stream | None = None
 
 
 def home() -> contextlib.AbstractContextManager[object]:
-    """A context in which a branch allocates: on the stream it branched off, where the memory is used again."""
+    """A context in which a branch allocates on the stream that it branched off, so that the memory is reused."""
     return contextlib.nullcontext() if _trunk is None else torch.cuda.stream(_trunk)
 
 
 def beside(items: Sequence[Item], nbytes: int) -> Iterator[Item]:
-    """Yield items; while a graph is being captured, the kernels launched for each run beside those of the others.
+    """Yield items; while a graph is being captured, the kernels launched for each run next to those of the others.
 
     >>> list(beside([1, 2, 3], nbytes=12))
     [1, 2, 3]
 
     Args:
-        items: the loop's.
-        nbytes: of the tensors that the loop goes over; large ones keep the device busy by themselves.
+        items: the items of the loop.
+        nbytes: the bytes of the tensors in the loop; large tensors keep the device busy by themselves.
     """
     if len(items) < 2 or nbytes > MAX_BYTES or not torch.cuda.is_available():
         yield from items

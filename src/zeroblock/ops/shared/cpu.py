@@ -3,7 +3,7 @@
 Work is cut into tiles of 1,024 elements.  A tile's noise lives in a small buffer
 that stays in the L1/L2 cache, so u is never materialised, and every inner loop is
 free of branches so that LLVM vectorises it.  Threads are ours rather than
-numba's: its default layer aborts when two Python threads enter it at once.
+numba's, whose default layer aborts when two Python threads enter it at once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def jit(function: Callable) -> Any:
     """
     compiled = numba.njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)(function)
     index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
-    if index is not None:  # it is private to numba: without it a change of this file asks for an empty cache
+    if index is not None:  # private to numba: without it, clear the cache after a change of this file
         index._source_stamp = (index._source_stamp, _stamp())
     return compiled
 
@@ -206,7 +206,7 @@ def widen(out, x, n, kind):  # type: ignore[no-untyped-def]
 
 @jit
 def narrow(out, x, words, skip, n, kind, stochastic):  # type: ignore[no-untyped-def]
-    words = words[skip : skip + n]  # an index that might be negative, such as skip + i, forbids vectors
+    words = words[skip : skip + n]  # an index that might be negative, such as skip + i, prevents vectorising
     if kind == BFLOAT:
         for i in range(n):
             out[i] = np.uint16(to_bfloat(f32(x[i]), words[i], stochastic))
@@ -233,7 +233,7 @@ def accumulate(acc, u, skip, n, alpha):  # type: ignore[no-untyped-def]
 
 @inline
 def run_at(place, a, stop):  # type: ignore[no-untyped-def]
-    """The address of element a, and how many elements from there on are consecutive, a tile of them at most."""
+    """The address of element a, and the number of consecutive elements from there, at most a tile."""
     width = i64(place[1])
     i = i64(a) + i64(place[3])
     row = i // width
@@ -242,10 +242,10 @@ def run_at(place, a, stop):  # type: ignore[no-untyped-def]
     return first, min(TILE, min(stop - a, width - column))
 
 
-# select and draw_probe are inlined: as functions of their own their arrays might overlap, which forbids vectors
+# select and draw_probe are inlined: in separate functions their arrays might overlap, which prevents vectorising
 @inline
 def select(kept, value, words, skip, n, first, mask, threshold, key, limit):  # type: ignore[no-untyped-def]
-    """kept ← which elements of a tile the mask keeps; overwrites words."""
+    """kept ← True for the elements of a tile that the mask keeps; overwrites words."""
     if mask == SMALL:
         for i in range(n):
             kept[i] = abs(value[i]) <= threshold
@@ -257,7 +257,7 @@ def select(kept, value, words, skip, n, first, mask, threshold, key, limit):  # 
 
 @inline
 def draw_probe(noise, words, kept, skip, n, first, key, k, rademacher, mask):  # type: ignore[no-untyped-def]
-    """Noise, 0 where not kept, and words of a tile's probe k."""
+    """noise, words ← those of a tile's probe k, with noise 0 where not kept."""
     count = (n + skip + 3) // 4
     draw_words(words, first >> u64(2), count, key[0], key[1], key[2], u32(key[3] + u32(16 * k)))
     draw_noise(noise, words, count, rademacher)
@@ -275,7 +275,7 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def split(run: Callable[[int, int], None], n: int) -> None:
-    """run(start, stop) over [0, n), on as many threads as torch may use."""
+    """Call run(start, stop) over [0, n), on up to as many threads as torch uses."""
     pieces = min(torch.get_num_threads(), max(1, n // SPLIT))
     if pieces == 1:
         return run(0, n)
@@ -298,7 +298,7 @@ KINDS = {torch.float32: SINGLE, torch.float64: DOUBLE, torch.bfloat16: BFLOAT, t
 
 
 def place(draw: Draw, n: int) -> np.ndarray:
-    """Where the n elements of a draw lie, in the form that the loops take: offset, width, stride, first."""
+    """The addresses of a draw's n elements, in the form that the loops take: offset, width, stride, first."""
     rows = draw.rows or Rows(width=max(n, 1), stride=0)
     return np.array([draw.offset, rows.width, rows.stride, rows.first], dtype=u64)
 

@@ -36,14 +36,14 @@ def tf32_allowed() -> bool:
 
 
 def check(param: Tensor) -> None:
-    """Refuse weights of a dtype that no version knows."""
+    """Refuse weights of a dtype that no version supports."""
     if param.dtype not in DTYPES:
         names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
         raise TypeError(f"weights of dtype {param.dtype} cannot be perturbed; supported: {names}")
 
 
 def coefficients(alpha: Alpha, module: ModuleType, device: torch.device) -> tuple[float, ...] | Tensor:
-    """Coefficients in the form that a version takes: numbers, or a tensor that lies on the GPU as it is."""
+    """Coefficients in the form that a version takes: numbers, or a tensor that stays on the GPU."""
     if isinstance(alpha, Tensor):
         return alpha if is_triton(module) and alpha.device == device else tuple(alpha.tolist())
     return (alpha,) if isinstance(alpha, (int, float)) else tuple(alpha)
@@ -62,7 +62,7 @@ def pieces(x: Tensor, start: int = 0) -> Iterator[tuple[Tensor, int]]:
 
 
 def inplace(x: Tensor, run: Callable[[Tensor, int], None]) -> None:
-    """run(flat, first) over a tensor; a strided one goes through small contiguous copies."""
+    """Call run(flat, first) on a tensor; a strided one goes through small contiguous copies."""
     x = x.detach()
     if x.numel() == 0:
         return

@@ -49,7 +49,7 @@ def words(key: Key, offset: int, n: int) -> U32:
 
 
 def element_words(key: Key, draw: Draw, n: int) -> U32:
-    """The words under a key of the first n elements of a draw."""
+    """The words of the first n elements of a draw, under a key."""
     return np.concatenate([words(key, offset, length) for offset, length in draw.runs(n)])
 
 
@@ -60,7 +60,7 @@ def fma(a: F32, b: F32 | float, c: F32 | float) -> F32:
         p = x * y
         s = p + z
         v = s - p
-        error = (p - (s - v)) + (z - v)  # of the sum, exactly
+        error = (p - (s - v)) + (z - v)  # the exact error of the sum
         bits = s.view(np.int64)
         toward = np.where((error > 0) == (s > 0), 1, -1)
         odd = np.where(np.isfinite(s) & (error != 0) & (bits & 1 == 0), bits + toward, bits)
@@ -77,9 +77,9 @@ def polynomial(coefficients: tuple[float, ...], x: F32) -> F32:
 
 def box_muller(a: U32, b: U32) -> tuple[F32, F32]:
     """Two independent normals from two words: the radius from a, the angle from b."""
-    u = np.abs(a.view(np.int32).astype(np.float32)) + np.float32(0.5)  # of 2**31
+    u = np.abs(a.view(np.int32).astype(np.float32)) + np.float32(0.5)  # a uniform number times 2**31
     bits = u.view(np.int32)
-    e = (bits - np.int32(LOG_BREAK)) & np.int32(-(1 << 23))  # the exponent, in its place
+    e = (bits - np.int32(LOG_BREAK)) & np.int32(-(1 << 23))  # the exponent, left in place
     f = fma((bits - e).view(np.float32), 2.0**-31, -ONE)
     radius = np.sqrt(fma(e.astype(np.float32), LN_U, f * polynomial(LOG, f)))
     radius = (radius.view(np.uint32) ^ (a & np.uint32(1 << 31))).view(np.float32)
@@ -89,7 +89,7 @@ def box_muller(a: U32, b: U32) -> tuple[F32, F32]:
 
 
 def noise(draw: Draw, n: int) -> F32:
-    """Noise of the first n elements of a draw, fp32; the mask is not looked at."""
+    """Noise of the first n elements of a draw, fp32; the mask is ignored."""
     return np.concatenate([_noise(draw, offset, length) for offset, length in draw.runs(n)])
 
 
@@ -105,10 +105,10 @@ def _noise(draw: Draw, offset: int, n: int) -> F32:
 
 
 def quantize(x: F32, dtype: torch.dtype, word: U32 | None) -> F32:
-    """fp32 values on the grid of a 16-bit dtype: to nearest even, or stochastic by each element's word."""
+    """fp32 values rounded to the grid of a 16-bit dtype: to nearest even, or stochastically by each element's word."""
     if dtype.itemsize != 2:
         return x
-    if word is not None:  # add random bits below the cut, then cut
+    if word is not None:  # add random bits below the cut, then truncate
         below = np.uint32(0xFFFF if dtype == torch.bfloat16 else 0x1FFF)
         y = ((x.view(np.uint32) + (word & below)) & ~below).view(np.float32)
         x = np.where(np.isnan(x), x, y)
@@ -116,7 +116,7 @@ def quantize(x: F32, dtype: torch.dtype, word: U32 | None) -> F32:
 
 
 def keep(x: NDArray[np.floating], draw: Draw) -> NDArray[np.bool_]:
-    """Which elements the mask of a draw keeps."""
+    """True for the elements that the mask of a draw keeps."""
     match draw.mask:
         case SmallMask(threshold):
             return np.asarray(np.abs(x) <= threshold)
@@ -126,16 +126,16 @@ def keep(x: NDArray[np.floating], draw: Draw) -> NDArray[np.bool_]:
 
 
 def probe(draw: Draw, k: int, kept: NDArray[np.bool_]) -> F32:
-    """u_k, 0 where the mask does not keep."""
+    """u_k, with 0 for the elements that are not kept."""
     return np.where(kept, noise(draw.probe(k), kept.size), np.float32(0))
 
 
 def narrowed(x: NDArray[np.floating], dtype: torch.dtype, word: U32 | None) -> Tensor:
-    """A tensor of a dtype from results that are wider; see :func:`quantize`."""
+    """Wider results, rounded to a tensor of a dtype; see :func:`quantize`."""
     return torch.from_numpy(quantize(np.ascontiguousarray(x), dtype, word)).to(dtype)
 
 
 def load(x: Tensor) -> NDArray[np.floating]:
-    """The elements of a tensor in the precision that they are computed in."""
+    """The elements of a tensor in the precision of the computation."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     return x.detach().to("cpu", wide).numpy()

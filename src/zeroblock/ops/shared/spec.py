@@ -21,7 +21,7 @@ def _f32(*hexes: str) -> tuple[float, ...]:
 
 
 LOG_BREAK = 0x4EB504F3  # bits of √½·2**31: mantissas are taken from [√½, √2)
-LN_U = float.fromhex("-0x1.62e430p-23")  # -2·ln 2 / 2**23, for exponents left in their place
+LN_U = float.fromhex("-0x1.62e430p-23")  # -2·ln 2 / 2**23, for exponents that are left in place
 ONE = 1 + 2.0**-23  # just above 1, so that no logarithm is 0
 LOG = _f32(
     "-0x1.0p+1",

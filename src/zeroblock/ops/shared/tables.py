@@ -1,7 +1,8 @@
 """Tables of numbers that kernels read on the device, each made once.
 
-A captured graph reads its tables wherever they lay when it was captured.  So a table is never made in a capture; it
-never lies in the memory that graphs compute in, where an older graph would write over it; and the graph keeps it.
+A captured graph reads its tables at the addresses that they had during the capture.  So a table is never made in a
+capture; it never lies in the memory that graphs compute in, where an older graph would overwrite it; and the graph
+keeps it alive.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ import torch
 from torch import Tensor
 
 MOST = 4096
-"""Tables that are kept for later launches, of some 2 KiB each: a block of weights has two to four."""
+"""The most tables that are kept for later launches, about 2 KiB each: a block of weights has two to four."""
 
 
 class Table(NamedTuple):
-    """Numbers on the device, and what a launch has to know about them on the host."""
+    """Numbers on the device, and what a launch needs to know about them on the host."""
 
     numbers: Tensor
     about: Any
 
 
 class _Now(threading.local):
-    """What this thread is doing."""
+    """The state of this thread."""
 
     trial: dict[Hashable, tuple[Table, Table]] | None = None
     """In a trial run: the tables made in it, on the host and on the device."""
     reads: list[Tensor] | None = None
-    """In a capture: what the graph reads."""
+    """In a capture: the tables that the graph reads."""
 
 
 _known: OrderedDict[Hashable, Table] = OrderedDict()
@@ -41,14 +42,14 @@ _now = _Now()
 
 
 def table(key: Hashable, device: torch.device, make: Callable[[], Table]) -> Table | None:
-    """A table on the device; None where it would have to be made, or could not be kept, in a capture.
+    """A table on the device; None if it would have to be made, or could not be kept, in a capture.
 
     Args:
-        key: all that the table depends on, addresses included: what has the same key has the same numbers.
-        device: where it will lie.
-        make: makes it on the host.
+        key: everything that the table depends on, addresses included: equal keys mean equal numbers.
+        device: the device of the table.
+        make: makes the table on the host.
     """
-    key = (key, _stream(device))  # what was sent on a stream is there for the kernels of that stream
+    key = (key, _stream(device))  # a copy on a stream is complete before the stream's later kernels run
     with _changing:
         found = _known.get(key)
         if found is not None:
@@ -70,7 +71,7 @@ def table(key: Hashable, device: torch.device, make: Callable[[], Table]) -> Tab
 
 @contextlib.contextmanager
 def trial() -> Iterator[None]:
-    """A context around a run that computes in the memory of graphs: its tables are made anew after it, elsewhere."""
+    """A context for a run that computes in the memory of graphs; afterwards it sends the tables again, elsewhere."""
     made = _now.trial = {}
     try:
         yield
@@ -82,7 +83,7 @@ def trial() -> Iterator[None]:
 
 
 def captured(reads: list[Tensor] | None) -> None:
-    """Collect the tables that launches read from now on in a list that the graph being captured keeps; None: stop."""
+    """From now on, collect the tables that launches read in a list, which the captured graph keeps; None: stop."""
     _now.reads = reads
 
 
@@ -90,7 +91,7 @@ def _keep(key: Hashable, made: Table, device: torch.device) -> Table:
     kept = _sent(made, device)
     with _changing:
         full = len(_known) >= MOST
-        old = [_known.popitem(last=False)[1] for _ in range(MOST // 2)] if full else []  # so that waiting is rare
+        old = [_known.popitem(last=False)[1] for _ in range(MOST // 2)] if full else []  # so that synchronizing is rare
         _known[key] = kept
     for place in {one.numbers.device for one in old if one.numbers.is_cuda}:
         torch.cuda.synchronize(place)  # a kernel may still read one
@@ -98,7 +99,7 @@ def _keep(key: Hashable, made: Table, device: torch.device) -> Table:
 
 
 def _sent(made: Table, device: torch.device) -> Table:
-    """The table on the device, by a copy on the current stream that nobody waits for."""
+    """The table on the device, by an asynchronous copy on the current stream."""
     numbers = made.numbers.pin_memory() if device.type == "cuda" else made.numbers
     return made._replace(numbers=numbers.to(device, non_blocking=True))
 

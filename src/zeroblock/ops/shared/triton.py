@@ -2,8 +2,8 @@
 
 A lane of the program owns eight consecutive elements, that is two counters, so
 nothing crosses lanes and every load and store of 16-bit weights is 16 bytes.
-Contraction is off (``enable_fp_fusion=False``): each ``tl.fma`` below is one the
-specification names.
+Contraction is off (``enable_fp_fusion=False``): the specification names each
+``tl.fma`` below.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ...noise import BASIS, Draw, RandomMask, SmallMask
 from .spec import COS, LN_U, LOG, LOG_BREAK, MULTIPLIERS, ONE, SIN, WEYL
 
 GROUPS, WARPS = 512, 4  # lanes of a program, eight elements each; 256 with 2 warps is as fast
-SMALL, SMALL_GROUPS, SMALL_WARPS = 1 << 18, 64, 2  # elements up to which a program's own time is what a launch takes
-MIN_WHOLE_TILES = 1024  # below, a second and third launch take longer than bounds
+SMALL, SMALL_GROUPS, SMALL_WARPS = 1 << 18, 64, 2  # up to SMALL elements, a launch takes as long as one program
+MIN_WHOLE_TILES = 1024  # with fewer, a second and third launch take longer than bounds
 MASKS = {type(None): 0, SmallMask: 1, RandomMask: 2}
 
 NUMBERS = ["n", "base", "lead", "shift", "width", "stride", "first", "k0", "k1", "c2", "c3"]
-"""Arguments of the kernels of which no value gets a kernel of its own."""
+"""Arguments of the kernels that Triton does not specialize on."""
 
 BASIS_STREAM = tl.constexpr(BASIS)
 M0, M1 = tl.constexpr(MULTIPLIERS[0]), tl.constexpr(MULTIPLIERS[1])
@@ -76,7 +76,7 @@ def sqrt(x):
 def box_muller(a, b):
     u = tl.abs(a.to(tl.int32, bitcast=True).to(tl.float32)) + 0.5
     bits = u.to(tl.int32, bitcast=True)
-    e = (bits - BREAK) & -8388608  # -(2**23): the exponent, in its place
+    e = (bits - BREAK) & -8388608  # -(2**23): the exponent, left in place
     f = fma((bits - e).to(tl.float32, bitcast=True), tl.full(a.shape, 2.0**-31, tl.float32), MINUS_ONE)
     p = tl.full(a.shape, L8, tl.float32)
     p = fma(p, f, L7)
@@ -98,7 +98,7 @@ def box_muller(a, b):
 
 @triton.jit
 def interleave(e0, e1, e2, e3, e4, e5, e6, e7, SIZE: tl.constexpr):
-    """Eight tensors of one element a lane, as one tensor in element order."""
+    """Eight tensors of one element per lane, as one tensor in element order."""
     even = tl.join(tl.join(e0, e4), tl.join(e2, e6))
     odd = tl.join(tl.join(e1, e5), tl.join(e3, e7))
     return tl.reshape(tl.join(even, odd), [SIZE])
@@ -131,14 +131,14 @@ def element_noise(low, high, k0, k1, c2, c3, RADEMACHER: tl.constexpr, SIZE: tl.
 
 @triton.jit
 def quantize(x, word, DTYPE: tl.constexpr, STOCHASTIC: tl.constexpr, FLIP: tl.constexpr):
-    """fp32 → DTYPE: to nearest even, or stochastic by each element's word."""
+    """fp32 → DTYPE: to nearest even, or stochastically by each element's word."""
     if STOCHASTIC:
         t = x.to(tl.uint32, bitcast=True)
         BELOW: tl.constexpr = 0xFFFF if DTYPE == tl.bfloat16 else 0x1FFF
         add = (~word if FLIP else word) & BELOW
         y = ((t + add) & (0xFFFFFFFF - BELOW)).to(tl.float32, bitcast=True)
         return tl.where(x == x, y, x).to(DTYPE)
-    elif DTYPE == tl.bfloat16:  # the interpreter's own conversion cuts
+    elif DTYPE == tl.bfloat16:  # the interpreter's own conversion truncates
         t = x.to(tl.uint32, bitcast=True)
         y = ((t + 0x7FFF + ((t >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
         return tl.where(x == x, y, x).to(DTYPE)
@@ -164,11 +164,11 @@ def accumulate(acc, u, alpha):
 @triton.jit
 def tile(n, base, lead, shift, width, stride, first, ALIGNED: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
          GROUPS: tl.constexpr):  # fmt: skip
-    """The even counters of this tile, their common high word, its elements' indices, and which of these exist.
+    """The even counters of this tile, their common high word, its elements' indices, and which elements exist.
 
     Tiles are aligned to multiples of GROUPS in the global order, so that no tile
     crosses a multiple of 2**32 counters; ``lead`` groups and ``shift`` elements of the first one lie before the tensor.
-    With ROWS every row of ``width`` elements has tiles of its own: ``base`` is the address of row 0, ``lead`` the
+    With ROWS every row of ``width`` elements has its own tiles: ``base`` is the address of row 0, ``lead`` the
     number of elements of the rows that lie before the tensor.
     """
     if ROWS:
@@ -210,7 +210,7 @@ def counters(first, GROUPS: tl.constexpr):
 
 @triton.jit
 def kept_elements(x, inside, threshold, low, high, k0, k1, m2, m3, limit, MASK: tl.constexpr, SIZE: tl.constexpr):
-    """Which elements the mask keeps."""
+    """True for the elements that the mask keeps."""
     if MASK == 1:
         return tl.abs(x) <= threshold
     elif MASK == 2:
@@ -234,9 +234,9 @@ def lanes(n: int) -> tuple[int, int]:
 
 
 def tiles_of(n: int, offset: int, groups: int) -> tuple[tuple[int, int, int], list[tuple[int, int, bool]]]:
-    """Where the tiles of [offset, offset + n) lie, and launches (first tile, tiles, whole).
+    """The place of the tiles of [offset, offset + n), and the launches (first tile, tiles, whole).
 
-    Whole tiles need no bounds, which saves a tenth of the time; a tensor of few tiles is one launch with bounds.
+    Whole tiles need no bounds, which saves a tenth of the time; a tensor of few tiles gets one launch with bounds.
     """
     group, shift = divmod(offset, 8)
     lead = group % groups
@@ -259,7 +259,7 @@ class Launch(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where the elements of a draw lie, in the form that :func:`tile` takes."""
+    """The addresses of a draw's elements, in the form that :func:`tile` takes."""
 
     base: int
     lead: int

@@ -1,6 +1,6 @@
 """The GPU kernel (Triton), equal to ``reference.py`` to the bit: a single program.
 
-Contraction is off (``enable_fp_fusion=False``), and fp64 is divided as IEEE says.
+Contraction is off (``enable_fp_fusion=False``), and fp64 division follows IEEE.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _weigh(coeffs_ptr, taken_ptr, table_ptr, out_ptr, block, last, N: tl.constex
     own_weight = tl.where(taken, KEPT_SHARE * own_weight + NEW_SHARE, own_weight)
     every = tl.where(taken, KEPT_SHARE * every + NEW_SHARE * mean, every)
     every_weight = tl.where(taken, KEPT_SHARE * every_weight + NEW_SHARE, every_weight)
-    tl.debug_barrier()  # all have read the table
+    tl.debug_barrier()  # all threads have read the table
     tl.store(table_ptr + 2 * block, own)
     tl.store(table_ptr + 2 * block + 1, own_weight)
     tl.store(table_ptr + 2 * last, every)
