@@ -2,8 +2,8 @@
 
 This follows MeZO's ``icl.sh``: every evaluated example has its own demonstrations, drawn at random from
 the training examples.  Each is a context with its right option, stripped at both ends.  Two newlines
-separate them from each other and from the prompt, in all eleven tasks.  The encoder cuts on the left
-what does not fit the model.
+separate them from each other and from the prompt, in all eleven tasks.  The encoder cuts
+prompts that are too long for the model, on the left.
 """
 
 from __future__ import annotations

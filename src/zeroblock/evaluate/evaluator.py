@@ -31,21 +31,21 @@ class Ranks(Protocol):
 
     @property
     def rank(self) -> int:
-        """The number of this one."""
+        """The number of this process."""
         ...
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of processes."""
         ...
 
     def each(self, work: Callable[[], T]) -> list[T]:
-        """Do something on every rank; all of them get all results, in the order of ranks."""
+        """Call a function on every rank; every rank gets all results, in the order of ranks."""
         ...
 
 
 class Alone:
-    """One process."""
+    """A single process."""
 
     rank, size = 0, 1
 
@@ -58,8 +58,8 @@ class Exam:
     """Examples, encoded for evaluation.
 
     Args:
-        examples: in order.
-        scored: each with all options, or with the answer alone if the task generates.
+        examples: the examples, in order.
+        scored: each example with all options, or with the answer alone if the task generates.
         prompts: the contexts to generate from, if the task generates.
         bare: the options after the calibration context, if they are calibrated.
     """
@@ -91,7 +91,7 @@ class Evaluation:
         loss: the training loss on them; NaN if it was not computed.
         n: the number of examples.
         seconds: the time it took.
-        exact_match: beside the metric, if the task generates.
+        exact_match: the mean exact match if the task generates; else None.
     """
 
     metric: str
@@ -107,10 +107,10 @@ class Evaluator:
     """Measures a model on one task.
 
     Args:
-        engine: of the model.
-        tokenizer: of the model.
-        task: what to measure it on.
-        encoder: of the task's examples.
+        engine: the model's engine.
+        tokenizer: the model's tokenizer.
+        task: the task to measure.
+        encoder: encodes the task's examples.
         demonstrations: written before the prompts.
         calibrate: choose options by SFC.
         loss_over: average the loss of answers over all their tokens, or first within each example.
@@ -147,13 +147,13 @@ class Evaluator:
     ) -> Evaluation:
         """Evaluate the model.
 
-        Several ranks take whole batches each, the same ones as one process, so the results are the same to the bit.
+        Several ranks divide the batches of a single process among them, so the results are the same to the bit.
 
         Args:
             exam: the examples.
-            loss: whether a task that generates computes its loss too, which takes a pass of its own.
-            check: is called often, with the number of examples done; it may raise to stop.
-            ranks: share the work; all of them call this, and get all of the results.
+            loss: whether a task that generates computes its loss too, which takes a separate pass.
+            check: called often, with the number of examples done; it may raise to stop.
+            ranks: the processes that share the work; all of them call this, and get the full result.
         """
         start, ranks = time.perf_counter(), ranks or Alone()
         values = self._generated(exam, check, ranks) if self.task.metric.generates else None
@@ -201,7 +201,7 @@ class Evaluator:
         return [result for start in starts for result in chunks[start]]
 
     def _chunk(self, exam: Exam, start: int, check: Callable[[int], None]) -> list[tuple[float, float, int]]:
-        """The same for the examples that the engine scores together."""
+        """The part of :meth:`_losses` for the examples that the engine scores together."""
         check(start)
         some = exam.take(range(start, min(start + CHUNK_EXAMPLES, len(exam.examples))))
         scores = self.engine.scores(some.scored)
@@ -236,10 +236,10 @@ def _mean(weighted: Sequence[tuple[float, int]]) -> float:
 
 
 def choose(scores: Sequence[Score], bare: Sequence[Score] | None = None) -> int:
-    """Choose the option that a model prefers, the first of equals.
+    """Choose the option that a model prefers; ties go to the first.
 
     Args:
-        scores: of the options after their context.
+        scores: the scores of the options after their context.
         bare: the same after the calibration context (SFC).
     """
     values = (

@@ -37,23 +37,23 @@ def generate_part(
 
     Args:
         model: a causal language model of transformers, or an encoder-decoder.
-        tokenizer: its tokenizer.
+        tokenizer: the model's tokenizer.
         prompts: token ids.
         stop: the text to stop at, left out of the result; the end-of-sequence token stops in any case.
         max_new_tokens: the most tokens that are generated.
         rows: the most prompts per batch.
-        check: is called before every batch.
+        check: called before every batch.
         part: (k, n) generates every n-th batch, from the k-th on; the batches are the same whatever n is.
         opening: ids that the decoder of an encoder-decoder begins with; empty for other models.
 
     Returns:
-        The texts by the number of their prompt.
+        The texts, by the index of their prompt.
     """
     from transformers import GenerationConfig
 
-    holder: Any = getattr(model, "get_base_model", lambda: model)()  # within an adapter of PEFT
+    holder: Any = getattr(model, "get_base_model", lambda: model)()  # inside a PEFT adapter
     own: Any = holder.generation_config
-    ends = _ends(tokenizer, stop) | _ids(own.eos_token_id)  # the turns of a chat may end with a token of their own
+    ends = _ends(tokenizer, stop) | _ids(own.eos_token_id)  # the turns of a chat may have another end token
     padding = next(iter(ends), 0) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
     greedy = GenerationConfig(
         do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=sorted(ends) or None, pad_token_id=padding,
@@ -84,7 +84,7 @@ def generate_part(
 
 
 def _begun(opening: tuple[int, ...], rows: int, device: torch.device) -> dict[str, Any]:
-    """What a decoder begins with, and a cache that grows with its layers; transformers makes one of the encoder's."""
+    """A decoder's first tokens, and a cache that grows with its layers; transformers' grows with the encoder's."""
     from transformers import DynamicCache, EncoderDecoderCache
 
     ids = torch.tensor([opening] * rows).to(device)
@@ -96,14 +96,14 @@ def _ids(given: int | list[int] | None) -> set[int]:
 
 
 def _text(tokenizer: Any, tokens: list[int], ends: frozenset[int], stop: str | None) -> str:
-    """Decode up to the first token that ends the text, which may hold text before the stop; cut there and strip."""
+    """Decode up to and including the first token that ends the text; cut at the stop, and strip."""
     end = next((n for n, token in enumerate(tokens, start=1) if token in ends), len(tokens))
     text = str(tokenizer.decode(tokens[:end], skip_special_tokens=True))
     return (text if stop is None else text.partition(stop)[0]).strip()
 
 
 def _batches(prompts: Sequence[tuple[int, ...]], rows: int) -> Iterator[list[int]]:
-    """Group prompts of similar length, the longest first, so that a lack of memory shows at once."""
+    """Group prompts of similar length, the longest first, so that running out of memory shows at once."""
     batch: list[int] = []
     for i in sorted(range(len(prompts)), key=lambda i: -len(prompts[i])):
         if batch and (len(batch) == rows or (len(batch) + 1) * len(prompts[batch[0]]) > MAX_CELLS):

@@ -25,10 +25,10 @@ class Measurement:
     """An evaluation in a run.
 
     Args:
-        step: how many steps had been taken.
+        step: the number of steps taken.
         split: ``dev`` or ``test``.
         evaluation: the results.
-        elapsed: seconds that the run had taken by then.
+        elapsed: seconds that the run has taken so far.
     """
 
     step: int
@@ -61,7 +61,7 @@ class Measurement:
 
 def _fits(name: str, value: Any, kinds: tuple[type, ...]) -> bool:
     """Whether a value of a file has one of the types, and is one that a run can write."""
-    if type(value) not in kinds:  # exactly: True is no number
+    if type(value) not in kinds:  # exactly: True is not a number
         return False
     if isinstance(value, str):
         return name != "split" or value in SPLITS
@@ -71,7 +71,7 @@ def _fits(name: str, value: Any, kinds: tuple[type, ...]) -> bool:
 def is_bounded(number: float) -> bool:
     """Whether a number of a file is finite, and of a size that a run can write: float32 for floats, int64 for integers.
 
-    Comparisons of Python are exact, so an integer too large for a float is no error here.
+    Python compares exactly, so an integer too large for a float raises no error here.
     """
     return -(2**63) < number < 2**63 if isinstance(number, int) else abs(number) < MAX_FLOAT
 
@@ -91,7 +91,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def read_measurements(path: Path) -> Iterator[tuple[bytes, Measurement]]:
-    """Read the measurements of ``metrics.jsonl``, each with its line; a ValueError ends at the first bad line.
+    """Read the measurements of ``metrics.jsonl``, each with its line; the first bad line raises a ValueError.
 
     Args:
         path: the file; one that is missing has no lines.

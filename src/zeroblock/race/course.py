@@ -1,7 +1,7 @@
-"""The course of a race: what has been run, which learning rates dev chose, and which heats come next.
+"""The course of a race: its finished heats, the learning rates that dev chose, and the heats that come next.
 
-A race's folder holds ``race.json``, what is raced, and ``heats.jsonl``, one line per finished heat.  Everything
-else follows from the two, so a race that was stopped goes on where it was.
+A race's folder holds ``race.json``, the race to run, and ``heats.jsonl``, one line per finished heat.  Everything
+else follows from the two, so a race that was stopped continues where it was.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from .score import Score
 
 STATE, HEATS = "race.json", "heats.jsonl"
 FIXED = ("settings", "overrides", "minutes", "share", "evals", "jobs")
-"""What cannot change when a race goes on; more entrants and seeds can join it."""
+"""Settings that cannot change when a race continues; entrants and seeds can be added."""
 
 
 class Course:
     """A race in its folder.
 
     Args:
-        race: what is raced.
-        folder: where it is.
-        command: that makes it; a folder keeps those of all its entrants, one per line.
+        race: the race to run.
+        folder: the folder that holds the race.
+        command: the command that makes the race; a folder keeps the commands of all its entrants, one per line.
     """
 
     def __init__(self, race: Race, folder: Path, command: str = "") -> None:
         self.folder, self.command = folder, command
         self.race = self._joined(race)
         self.failed: dict[str, str] = {}
-        """Why heats failed, by name."""
+        """The reasons why heats failed, by name."""
         self.done: dict[str, Score] = {}
         """The scores of finished heats, by name."""
         self._whole: bytes | None = None
-        """The whole lines of ``heats.jsonl``, where the last one was cut short."""
+        """The complete lines of ``heats.jsonl`` if its last line was cut short; else None."""
         self._read()
 
     @classmethod
     def open(cls, folder: Path) -> Course:
-        """The race of a folder, as it is.
+        """Open the race in a folder.
 
         Args:
-            folder: with ``race.json``.
+            folder: the race's folder, with ``race.json``.
         """
         state = _state(folder / STATE)
         _refuse_older(folder, state)
@@ -70,7 +70,7 @@ class Course:
         return found
 
     def chosen(self, entrant: Entrant) -> tuple[Rate] | None:
-        """The learning rate that dev chose, in a tuple of one: that of the best try; None while it is open."""
+        """The learning rate of the best try on dev, in a tuple of one; None if dev has not chosen."""
         if not entrant.tries:
             return (entrant.lrs[0],)
         heats = list(self.race.tries(entrant))
@@ -81,16 +81,16 @@ class Course:
         return None if best is None else (best.lr,)
 
     def heats(self) -> Iterator[Run]:
-        """The heats that are left and can be run now, the most telling first."""
+        """The heats that are left and can be run now, the most informative first."""
         found: dict[str, Run] = {}
-        for entrant in self.race.entrants:  # the tries, and beside them those that have nothing to choose
+        for entrant in self.race.entrants:  # the tries, and one heat of those with nothing to choose
             first = [] if entrant.tries else [self.race.run(entrant, entrant.lrs[0], 0)]
             found |= {heat.name: heat for heat in (*self.race.tries(entrant), *first)}
         found |= {heat.name: heat for heat in self._runs()}
         return (heat for name, heat in found.items() if name not in self.done and name not in self.failed)
 
     def left(self) -> Iterator[Run]:
-        """All heats that are left; those whose learning rate dev has still to choose come with the first of theirs."""
+        """All heats that are left; until dev has chosen, runners are listed with their entrant's first lr."""
         for entrant in self.race.entrants:
             tries, chosen = list(self.race.tries(entrant)), self.chosen(entrant)
             if chosen is None and all(heat.name in self.failed for heat in tries):
@@ -100,10 +100,10 @@ class Course:
             yield from (heat for heat in (*tries, *runs) if heat.name not in self.done and heat.name not in self.failed)
 
     def end(self, heat: Run, error: str) -> Score | None:
-        """Take up the result of a heat; None if it failed.
+        """Add the result of a heat; returns None if it failed.
 
         Args:
-            heat: which.
+            heat: the heat that ended.
             error: why it failed; empty if it did not.
         """
         path = self.place(heat)
@@ -120,11 +120,11 @@ class Course:
         return None
 
     def place(self, heat: Run) -> Path:
-        """The file for a heat's result, until it is taken up."""
+        """The file for a heat's result, until :meth:`end` reads and removes it."""
         return self.folder / f".{heat.name}.json"
 
     def save(self) -> None:
-        """Write ``race.json``, and leave out of ``heats.jsonl`` a line that a kill cut short."""
+        """Write ``race.json``, and remove a line of ``heats.jsonl`` that a kill cut short."""
         atomic.make_folder(self.folder)
         if self._whole is not None:
             atomic.write(self.folder / HEATS, self._whole)
@@ -133,18 +133,18 @@ class Course:
         atomic.write(self.folder / STATE, json.dumps(state, indent=2) + "\n")
 
     def _runs(self) -> Iterator[Run]:
-        """The runners whose learning rates are known, seed after seed."""
+        """The runners whose learning rates are known, seed by seed."""
         found = [(entrant, self.chosen(entrant)) for entrant in self.race.entrants]
         for seed in range(self.race.seeds):
             yield from (self.race.run(entrant, lr[0], seed) for entrant, lr in found if lr)
 
     def _merit(self, score: Score) -> float:
-        """How good a heat is on dev, by what selects its weights as well; one that diverged comes last."""
+        """The merit of a heat on dev, by the measure that also selects its weights; diverged heats come last."""
         value = -score.best.loss if self.race.by_loss else score.best.dev
         return -math.inf if math.isnan(value) else value
 
     def _joined(self, race: Race) -> Race:
-        """The race together with what the folder holds of it; a folder that holds another race is refused."""
+        """Merge the race with the one in its folder; an error if the folder holds another race."""
         path = self.folder / STATE
         if not path.exists():
             return race
@@ -175,7 +175,7 @@ class Course:
         return dataclasses.replace(race, entrants=tuple(entrants.values()), seeds=seeds)
 
     def _read(self) -> None:
-        """Read the finished heats; a line that a kill cut short is of a heat that is run again."""
+        """Read the finished heats; if a kill cut the last line short, its heat is run again."""
         path = self.folder / HEATS
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         for number, line in enumerate(lines, start=1):
@@ -190,7 +190,7 @@ class Course:
 
 
 def _refuse_older(folder: Path, state: dict[str, Any]) -> None:
-    """Before races went by the clock, ``race.json`` held planned lengths, and every runner had a folder."""
+    """Refuse a race from before races went by the clock: it has planned lengths, and a folder per runner."""
     if "race" not in state and "methods" in state:
         raise ZeroBlockError(
             f"{folder} holds a race of an older zeroblock, which this one cannot continue: its tables and runs stay as "

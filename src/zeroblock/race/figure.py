@@ -16,20 +16,20 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """The palette of Okabe and Ito without its yellow, which is too pale for a line."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 BAND_ALPHA, CLEAR_BANDS = 0.15, 4
-"""How dark a band is, and how many of them can lie over each other before they have to be lighter."""
+"""The opacity of a band, and the number of bands that may overlap before they are drawn lighter."""
 LEGEND_COLUMNS, ROW_INCHES = 5, 0.18
 SIZE_INCHES = (8.4, 5.6)
 LOSS_MARGIN = 1.25
-"""A loss above the one before training by more than this factor lies outside the figure."""
+"""Losses above the loss before training times this factor lie outside the figure."""
 
 
 def draw(folder: Path, title: str, scores: Mapping[str, Sequence[Score]]) -> list[Path]:
     """Draw ``race.svg`` and ``race.png``; nothing if no runner has two evaluations, or without matplotlib.
 
     Args:
-        folder: where the files go.
-        title: above the panels.
-        scores: by entrant, in the order of the legend.
+        folder: the folder to write to.
+        title: the title above the panels.
+        scores: the scores by entrant, in the order of the legend.
     """
     try:
         import matplotlib as mpl
@@ -73,7 +73,7 @@ def draw(folder: Path, title: str, scores: Mapping[str, Sequence[Score]]) -> lis
 def _panel(axes: Any, scores: Mapping[str, Sequence[Score]], against: str, of: str) -> None:
     """Draw a mean per entrant, with a band of one standard deviation where there are several seeds.
 
-    A method has one colour; its line is dashed where nobody set a learning rate.
+    A method has one colour; its line is dashed if no learning rate was set.
     """
     scale = 100.0 if of == "dev" else 1.0
     plain = list(dict.fromkeys(name.removesuffix(f" {AUTO}") for name in scores))
@@ -83,7 +83,7 @@ def _panel(axes: Any, scores: Mapping[str, Sequence[Score]], against: str, of: s
             continue
         number = plain.index(name.removesuffix(f" {AUTO}"))
         colour = COLOURS[number % len(COLOURS)]
-        marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # methods beyond the colours have another
+        marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # changes when the colours repeat
         line = "--" if name.endswith(f" {AUTO}") else "-"
         mean, spread = scale * curve.mean, scale * curve.spread
         axes.plot(curve.x, mean, color=colour, marker=marker, linestyle=line, label=name)

@@ -11,10 +11,10 @@ from .table import cells, head, notes, rules, standings, title
 
 
 def write_report(folder: Path) -> Path:
-    """Write everything about the race in a folder again, from its heats, and return the path of the page.
+    """Rewrite the tables, the figure and the page of a race from its heats, and return the path of the page.
 
     Args:
-        folder: with ``race.json`` and ``heats.jsonl``.
+        folder: the race's folder, with ``race.json`` and ``heats.jsonl``.
     """
     from .figure import draw
     from .table import write

@@ -1,4 +1,4 @@
-"""The plan of a race: who runs, with which learning rates, for how many seconds."""
+"""The plan of a race: its entrants, their learning rates, and the seconds of each heat."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ Rate = float | None
 ZERO_SHOT = "zero-shot"
 AUTO = "auto"
 FT_LR, FT_FACTOR = 10**-4.5, 10**0.5
-"""The learning rates of Adam that are tried unless others are given: around this one, at this factor."""
+"""The default learning rates of Adam: the middle one, and the factor from each to the next."""
 OWN = (
     "method", "lr", "steps", "seed", "data_seed", "eval_every", "eval_start", "max_minutes", "save_weights", "warmup",
     "fold", "snapshot_every", "track", "parallel", "shares",
 )  # fmt: skip
-"""Settings that are not for the user of a race to give."""
+"""Settings that the race decides and the user cannot give."""
 TRY_EVALS = 2
 """Evaluations of a try."""
 MAX_STEPS = 100_000_000
-"""More than any runner takes: the clock ends it."""
+"""More steps than any runner takes, because the clock ends it."""
 FOLD_STEPS = 50
-"""Evaluations fall on multiples of this, where a method collects steps before it writes them into the weights."""
+"""Evaluations fall on multiples of this if a method collects steps before it adds them to the weights."""
 NAME = re.compile(r"[\w-]+")
-"""What an entrant can be called: part of a file's name, and of ``--set NAME.FIELD``."""
+"""Allowed names of entrants, which become part of file names and of ``--set NAME.FIELD``."""
 RUNNER = "zeroblock.race.runner"
 """The module that makes a heat."""
 WARM_UP_SHARE, MAX_WARM_UP_S = 0.25, 2.0
 
 
 def warm_up_seconds(seconds: float) -> float:
-    """How long a heat takes steps that move nothing before its clock starts: SmolLM2's are captured by then.
+    """The seconds of steps that move nothing before the clock of a heat starts: enough to capture those of SmolLM2.
 
     Args:
-        seconds: of training.
+        seconds: seconds of training.
     """
     return min(WARM_UP_SHARE * seconds, MAX_WARM_UP_S)
 
@@ -56,9 +56,9 @@ class Entrant:
     """A method in a race.
 
     Args:
-        name: in the tables.
+        name: the entrant's name in the tables.
         method: its name in ``METHODS``, ``ft``, or ``zero-shot``.
-        lrs: the learning rates that dev chooses from; ``(None,)`` where the method finds its own.
+        lrs: the learning rates that dev chooses from; ``(None,)`` if the method finds its own.
         fields: settings for this entrant alone.
     """
 
@@ -75,17 +75,17 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Race:
-    """What is raced.
+    """The settings of a race.
 
     Args:
-        settings: of every run: model, task and so on.
+        settings: settings of every run: model, task and so on.
         entrants: the methods; the first that trains is the yardstick of the others.
-        seeds: runners per entrant; each seed is one of the data and of the noise.
-        minutes: of training per runner, without evaluations.
-        share: the fraction of the minutes that one learning rate is tried for.
+        seeds: runners per entrant, each with its own seed of data and noise.
+        minutes: minutes of training per runner, without evaluations.
+        share: the fraction of the minutes for which each learning rate is tried.
         evals: evaluations per runner, besides the one before the first step.
-        overrides: settings of every run that win over those of the entrants.
-        jobs: runners at a time, always as many.
+        overrides: settings of every run that override the entrants' own.
+        jobs: runners at a time, a fixed number.
     """
 
     settings: Fields
@@ -111,11 +111,11 @@ class Race:
         object.__setattr__(self, "_made", {})
         for entrant in self.entrants:
             for lr in entrant.lrs:
-                self.run(entrant, lr, 0)  # which checks its settings before anything runs
+                self.run(entrant, lr, 0)  # checks the settings before anything runs
 
     @property
     def seconds(self) -> float:
-        """Of training per runner."""
+        """Seconds of training per runner."""
         return 60 * self.minutes
 
     @property
@@ -130,7 +130,7 @@ class Race:
 
     @property
     def by_loss(self) -> bool:
-        """Whether dev selects by its loss, as usual, or by the metric that the steps improve."""
+        """Whether dev selects by loss, the default, rather than by the metric that the steps improve."""
         return bool((self.settings | self.overrides).get("objective", "loss") == "loss")
 
     def tries(self, entrant: Entrant) -> Iterator[Run]:
@@ -160,13 +160,13 @@ class Race:
         return Run(name, config, {}, RUNNER, more)
 
     def document(self) -> Fields:
-        """The race as JSON can hold it."""
+        """The race as a JSON object."""
         plain: Fields = json.loads(json.dumps(dataclasses.asdict(self)))
         return plain
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Race:
-        """The race of a document."""
+        """Make a race from its document."""
         entrants = tuple(Entrant(**{**one, "lrs": tuple(one["lrs"])}) for one in document["entrants"])
         return cls(**{**document, "entrants": entrants})
 
@@ -175,7 +175,7 @@ def enter(names: Sequence[str], lrs: Sequence[str], fields: Mapping[str, Fields]
     """Make the entrants of a race; all that have learning rates get the same number of them.
 
     Args:
-        names: methods, or ``name=method`` for a variant with settings of its own.
+        names: methods, or ``name=method`` for a variant with its own settings.
         lrs: ``1e-4,3e-4`` for all entrants, or ``name=1e-4,3e-4`` for one; ``auto`` adds the same method without a
             learning rate. Without any, every method finds its own.
         fields: settings of single entrants.
@@ -243,7 +243,7 @@ def adam_rates(count: int) -> tuple[float, ...]:
 
 
 def _rates(text: str, before: tuple[Rate, ...]) -> tuple[Rate, ...]:
-    """The learning rates of a text, after those that an earlier --lr gave."""
+    """Parse learning rates, and append them to those of an earlier --lr."""
     try:
         rates = before + tuple(None if word.strip() == AUTO else float(word) for word in text.split(","))
     except ValueError as error:

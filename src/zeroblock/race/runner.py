@@ -1,9 +1,9 @@
-"""One heat of a race, in the process that makes it: train for so many seconds, measure dev, and test at the end.
+"""One heat of a race: train for a number of seconds, measure dev on the way, and measure test at the end.
 
 Only steps are on the clock.  Before it starts, steps that move nothing compile and capture what the others use, and
-show the pace.  Dev is measured at equal distances in time; the weights that
-it selects are kept in memory, and a runner measures test once, with them.  A task that generates text is measured
-by its loss on dev, which is what selects; generating takes longer than the training of a short race.
+show the pace.  Dev is measured at equal intervals of time; the weights that it selects are kept in memory, and a
+runner measures test once, with them.  A task that generates text is measured, and its weights selected, by dev loss,
+because generating takes longer than the training of a short race.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from .plan import warm_up_seconds
 
 MIN_WARM_UP_STEPS = 2
 BACKWARD = 2
-"""Forward passes that a backward pass counts as: about as long as it takes."""
+"""A backward pass counts as this many forward passes, because it takes about as long."""
 LR_LENGTH = 10_000
-"""Parts of the seconds after which a learning rate that falls is lowered."""
+"""The number of equal parts of a heat's seconds; a falling learning rate is lowered after each."""
 OF_METHODS = (
     "method", "lr", "steps", "batch_size", "accumulate", "lr_schedule", "eps", "weight_decay", "partition",
     "schedule", "interval", "fold", "rank", "keep", "probes", "clip", "as_published", "rounding", "eval_every",
 )  # fmt: skip
-"""Settings that concern neither the model nor the data, so that heats which differ in them share both."""
+"""Settings that concern neither the model nor the data, so that heats that differ only in these share both."""
 
 _held: dict[str, Any] = {}
 """The workload of the last heat of this process, with the settings it was made for and its zero-shot result."""
@@ -59,9 +59,9 @@ def make(job: Job) -> str:
     """Make a heat and write its result to the file that the job names.
 
     Args:
-        job: with the configuration, ``seconds`` and ``evals``; ``kind`` is ``try`` or ``run``.
+        job: the job, with the configuration, ``seconds`` and ``evals``; ``kind`` is ``try`` or ``run``.
     """
-    gc.collect()  # the optimizer of the heat before
+    gc.collect()  # frees the optimizer of the previous heat
     config = resolve(Config.of(tomllib.loads(job["config"])))
     work = priced(_workload(config), print)
     with out_of_memory():
@@ -75,15 +75,15 @@ def make(job: Job) -> str:
 
 
 def _workload(config: Config) -> Workload:
-    """The workload of a configuration, with base weights: that of the last heat, where only the method differs."""
+    """The workload of a configuration, with base weights; the last heat's is reused if only the method differs."""
     kept = {name: value for name, value in dataclasses.asdict(config).items() if name not in OF_METHODS}
-    if not config.random_weights and config.adapter is None:  # else it decides the weights
+    if not config.random_weights and config.adapter is None:  # else the seed decides the weights
         kept.pop("seed")
     key = (config.trains, kept)
     held: Workload | None = _held.get("workload") if _held.get("key") == key else None
     if held is not None and cache.holds(config, held.model):
         cache.model(config)
-        if held.engine.graphs is not None:  # those of the heat before, and why it could not be captured if it could not
+        if held.engine.graphs is not None:  # drop the previous heat's graphs, or its reason not to capture any
             held.engine.graphs = Graphs()
         return dataclasses.replace(held, config=config)
     _held.clear()
@@ -93,18 +93,18 @@ def _workload(config: Config) -> Workload:
 
 
 def _kept(module: Any) -> dict[str, Tensor]:
-    """A copy of the weights that move; in the host's memory where the model is too large to have it twice."""
+    """A copy of the weights that move, in host memory if the model is too large to be held twice."""
     large = sum(param.nbytes for param in module.parameters()) > cache.MAX_CACHED_BYTES
     moving = {name: param.detach() for name, param in module.named_parameters() if param.requires_grad}
     return {name: param.cpu() if large else param.clone() for name, param in moving.items()}
 
 
 class Heat:
-    """A heat while it is made.
+    """A heat in progress.
 
     Args:
-        work: model, task and data.
-        seconds: of training.
+        work: the model, the task and the data.
+        seconds: seconds of training.
         evals: evaluations on dev after the one before the first step.
     """
 
@@ -120,7 +120,7 @@ class Heat:
         size = self.config.batch_size * self.config.accumulate
         self.batches = Batches(len(work.train), size, self.config.data_seed) if self.learner else None
         self.seconds = 0.0
-        """On the clock."""
+        """Seconds on the clock."""
         self.evaluating = 0.0
         self.forwards = self.skipped = self.heard = 0
         self._warm_up_steps = 0
@@ -129,7 +129,7 @@ class Heat:
         self.best: dict[str, Tensor] = {}
         self._rate = self._rates()
         self._pace: tuple[int, float] = (0, 0.0)
-        """Steps before the second half of the warm-up, and the seconds on the clock if it had started there."""
+        """Steps before the second half of the warm-up, and the clock at that moment, which is negative."""
         self._points_per_step: dict[bool, int] = {}
 
     def run(self, tests: bool) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Heat:
             self._warm_up()
             marks = [self.limit * mark / self.evals for mark in range(1, self.evals + 1)]
             for mark in marks:
-                if self.seconds < mark:  # a step may be longer than the time between two
+                if self.seconds < mark:  # a step may take longer than the time between two marks
                     self._train(mark)
                 if (self._whole or mark == marks[-1]) and self.steps not in self.measured:
                     self._measure()
@@ -221,11 +221,11 @@ class Heat:
 
     @property
     def _whole(self) -> bool:
-        """Whether the weights hold every step, so that they can be measured in between."""
+        """Whether the weights contain every step so far, so that they can be measured."""
         return self.optimizer is None or self.optimizer.steps % self.optimizer.fold == 0
 
     def _train(self, until: float) -> None:
-        """Train until the clock shows some seconds."""
+        """Train until the clock shows ``until`` seconds."""
         assert self.learner is not None
         begin = time.perf_counter() - self.seconds
         while (now := self._now(begin)) < until or not (self._whole or now >= self.limit):
@@ -234,7 +234,7 @@ class Heat:
         self.seconds = time.perf_counter() - begin
 
     def _now(self, begin: float) -> float:
-        """The seconds on the clock when the steps that were submitted to the GPU will have ended."""
+        """A prediction of the clock when all steps that were submitted to the GPU have ended."""
         assert self.learner is not None
         now, (steps, then) = time.perf_counter() - begin, self._pace
         under_way = self.learner.steps - self.heard
@@ -253,7 +253,7 @@ class Heat:
         """Forward passes per batch of the next step; a step of ``ft`` has a backward pass, too."""
         if self.optimizer is None:
             return 1 + BACKWARD
-        first = self.optimizer.age == 0  # where an anchor is measured
+        first = self.optimizer.age == 0  # an anchor is measured at the first step of a turn
         if first not in self._points_per_step:
             self._points_per_step[first] = len(self.optimizer.plan().points)
         return self._points_per_step[first]
@@ -263,7 +263,7 @@ class Heat:
         self.skipped += not record.finite
 
     def _rates(self) -> Callable[[float], float]:
-        """The learning rate by the seconds on the clock: the one that was given, or one that spends the budget."""
+        """The learning rate by the seconds on the clock: the configured one, or one that spends the budget."""
         if self.config.lr is not None or self.optimizer is None:
             falling = self.config.replace(steps=LR_LENGTH, eval_every=LR_LENGTH) if self.learner else self.config
             return lambda now: lr_at(falling, min(int(LR_LENGTH * now / self.limit), LR_LENGTH - 1))

@@ -1,4 +1,4 @@
-"""The score of a heat: dev against seconds and forward passes, as its line of ``heats.jsonl`` has them."""
+"""The score of a heat: dev against seconds and forward passes, read from its line of ``heats.jsonl``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Point:
     """One evaluation on dev.
 
     Args:
-        step: how many steps had been taken.
-        forwards: forward passes of training up to there.
-        seconds: of training up to there.
+        step: the number of steps taken.
+        forwards: forward passes of training so far.
+        seconds: seconds of training so far.
         dev: the metric on dev.
-        loss: on dev.
+        loss: the loss on dev.
     """
 
     step: int
@@ -32,22 +32,22 @@ class Point:
 
 @dataclass(frozen=True)
 class Score:
-    """How a heat went.
+    """The result of a heat.
 
     Args:
-        entrant: its name in the race.
-        method: its method.
-        lr: its learning rate; None where the method found its own.
-        seed: of data and noise.
+        entrant: the entrant's name in the race.
+        method: the entrant's method.
+        lr: the learning rate; None if the method found its own.
+        seed: the seed of data and noise.
         points: the evaluations, by step; the first is before training.
-        best: the one that dev selects.
+        best: the evaluation that dev selects.
         test: the metric on test at that step; NaN for a try.
-        metric: its name.
-        dev_metric: the name of the one on dev.
+        metric: the name of the metric on test.
+        dev_metric: the name of the metric on dev.
         n: the numbers of dev and test examples.
-        steps: in all.
+        steps: the number of steps taken.
         forwards: forward passes of training.
-        seconds: of training.
+        seconds: seconds of training.
         evaluating: seconds of evaluation, which are not on the clock.
         about: dtype, machine, versions and date.
     """
@@ -73,7 +73,7 @@ class Score:
         """Read a heat's result.
 
         Args:
-            line: as the runner wrote it; a LookupError, TypeError or ValueError says what is wrong with it.
+            line: the runner's line; a bad one raises a LookupError, TypeError, ValueError or StopIteration.
         """
         points = tuple(
             Point(int(one["step"]), int(one["forwards"]), _number(one["seconds"]), _number(one["dev"]),
@@ -100,8 +100,8 @@ class Band:
     """A curve over seeds.
 
     Args:
-        x: (n,) where.
-        mean: (n,) over the seeds.
+        x: (n,) positions along the x axis.
+        mean: (n,) the mean over the seeds.
         spread: (n,) the sample standard deviation; zeros for one seed.
     """
 
@@ -111,13 +111,13 @@ class Band:
 
 
 def band(scores: Sequence[Score], against: str, of: str) -> Band | None:
-    """Average the curves of a method's runners; None if none has two evaluations.
+    """Average the curves of an entrant's runners; None if none has two finite evaluations.
 
-    The seeds are evaluated at the same steps and forward passes, but not at the same seconds: there, each curve is
-    drawn through its points, and they are averaged over the seconds that all of them reached.
+    Seeds are evaluated at different seconds and forward passes, so each curve is interpolated between its points, and
+    the mean ends where the shortest curve ends.
 
     Args:
-        scores: of one method.
+        scores: the scores of one entrant.
         against: ``seconds`` or ``forwards``.
         of: ``dev`` or ``loss``.
     """
@@ -137,10 +137,10 @@ def band(scores: Sequence[Score], against: str, of: str) -> Band | None:
 
 
 def first_to(scores: Sequence[Score], marks: Mapping[int, float], of: str) -> list[float]:
-    """Where each runner's dev loss was first as low as a mark; runners that never got there are left out.
+    """The seconds or passes until each runner's dev loss reached a mark; runners that never did are left out.
 
     Args:
-        scores: of one entrant.
+        scores: the scores of one entrant.
         marks: losses by seed, because each seed has its own data.
         of: ``seconds`` or ``forwards``.
     """
@@ -154,11 +154,12 @@ def first_to(scores: Sequence[Score], marks: Mapping[int, float], of: str) -> li
 
 
 def loss_at(score: Score, forwards: float) -> float:
-    """The dev loss of a heat after some forward passes, in proportion between two evaluations.
+    """The dev loss of a heat after some forward passes, interpolated between evaluations.
 
     Args:
-        score: of the heat.
-        forwards: how many; NaN comes back for more than it took, and for fewer than before its first evaluation.
+        score: the heat's score.
+        forwards: the number of passes; outside the range from the first evaluation in training to the last the loss
+            is NaN.
     """
     finite = [point for point in score.points if math.isfinite(point.loss)]
     trained = [point for point in score.points if point.step]

@@ -1,4 +1,4 @@
-"""The stable: the processes that run the heats of one race or of several, always as many at a time."""
+"""The stable: the processes that run the heats of one or more races, a fixed number at a time."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .score import Score
 Tell = Callable[[str, Course, Run, Score | None, str], None]
 """Called with "begin", "end" or "fail", the race, the heat, its score, and the reason of a failure."""
 START_S, BETWEEN_S = 12.0, 1.5
-"""Guesses for the plan: until the first heat begins, and what a heat takes beside its steps."""
+"""Guesses for the plan: the time until the first heat begins, and a heat's time besides its steps."""
 
 
 class Stable(Hands):
-    """Runs the heats that are left of some races, those of the first race first.
+    """Runs the remaining heats of some races, in the order of the races.
 
     Args:
         courses: the races.
-        folder: for what the heats print, under ``log``.
+        folder: the folder for the output of the heats, under ``log``.
         jobs: heats at a time.
-        hire: gives one more process.
-        tell: is called at every begin and end, one call at a time.
-        until: when to begin no more heats, on the monotonic clock.
+        hire: returns one more process.
+        tell: called when a heat begins or ends, one call at a time.
+        until: the time after which no more heats begin, on the monotonic clock.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Stable(Hands):
 
 
 def expected_seconds(course: Course) -> tuple[int, float]:
-    """The heats that are left of a race, and about how many seconds they take with its jobs, without the start."""
+    """The number of heats left in a race, and roughly the seconds they take with its jobs, without the start."""
     heats = list(course.left())
     total = sum(duration(heat.more["seconds"]) if heat.config.trains else BETWEEN_S for heat in heats)
     return len(heats), total / course.race.jobs
 
 
 def duration(seconds: float) -> float:
-    """About how many seconds a heat with so many seconds of training takes."""
+    """The approximate seconds that a heat takes, from its seconds of training."""
     return seconds + warm_up_seconds(seconds) + BETWEEN_S

@@ -21,29 +21,28 @@ from .score import Score, first_to, loss_at
 SHORT = ("entrant", "lr", "test %", "dev %", "dev loss", "steps", "passes", "seconds")
 """The columns that fit on a terminal; the others are in ``race.md``."""
 OVERTIME = 1.1
-"""A runner that trained for longer than planned by more than this factor is named."""
+"""The notes list runners that trained for longer than planned by more than this factor."""
 HEAD = ("entrant", "lr", "test", "dev", "dev loss", "steps", "forward passes", "seconds", "evaluation")
 
 
 @dataclass(frozen=True)
 class Standing:
-    """An entrant at the end of a race; means over its seeds.
+    """An entrant's result in a race, as means over its seeds.
 
     Args:
-        entrant: its name.
-        lr: the one that dev chose; None where the method found its own.
+        entrant: the entrant's name.
+        lr: the learning rate that dev chose; None if the method found its own.
         test: the metric on test, at the steps that dev selected.
-        dev: the metric on dev, there.
-        loss: on dev, there.
-        steps: per runner.
+        dev: the metric on dev, at these steps.
+        loss: the loss on dev, at these steps.
+        steps: steps per runner.
         forwards: forward passes per runner.
-        seconds: of training per runner.
+        seconds: seconds of training per runner.
         evaluating: seconds of evaluation per runner.
         to_seconds: seconds of training until dev loss was as low as the yardstick's best with the same seed.
         to_forwards: forward passes until then.
-        loss_at_passes: dev loss after as many forward passes as half of the entrants took; none if a seed took fewer,
-            or had not been measured by then.
-        passes: that number.
+        loss_at_passes: dev loss after ``passes`` forward passes; empty if a seed took fewer or was measured later.
+        passes: the number of forward passes that at least half of the entrants took.
     """
 
     entrant: str
@@ -65,7 +64,7 @@ def standings(scores: Mapping[str, Sequence[Score]]) -> list[Standing]:
     """Rank the entrants that have a score, the highest test first.
 
     Args:
-        scores: by entrant; the first that has any trained runner is the yardstick.
+        scores: the scores by entrant; the first entrant with a trained runner is the yardstick.
     """
     ran = {name: some for name, some in scores.items() if some}
     trained = [some for some in ran.values() if some[0].steps]
@@ -115,7 +114,7 @@ def cells(one: Standing) -> list[str]:
 
 
 def head(course: Course) -> list[str]:
-    """The heads of the columns."""
+    """The column headings."""
     scores = course.scores
     yardstick = next((name for name, some in scores.items() if some and some[0].steps), "the first")
     some = next((one for group in scores.values() for one in group), None)
@@ -131,7 +130,7 @@ def write(course: Course, figure: str = "race.svg") -> None:
 
     Args:
         course: the race so far.
-        figure: where ``race.md`` finds it; empty if there is none.
+        figure: the link to the figure in ``race.md``; empty if there is none.
     """
     atomic.write(course.folder / "race.md", markdown(course, figure))
     if points := _points(course):
@@ -144,7 +143,7 @@ def markdown(course: Course, figure: str = "race.svg") -> str:
 
     Args:
         course: the race so far.
-        figure: where to find it.
+        figure: the link to the figure; empty if there is none.
     """
     lines = [f"# {title(course)}", "", *(f"    {shown(line, 2000)}" for line in course.command.splitlines()), ""]
     lines += [*rules(course), "", *standings_table(course)]
@@ -199,7 +198,7 @@ def rules(course: Course) -> list[str]:
 
 
 def notes(course: Course) -> list[str]:
-    """What failed, what trained for too long, and what is still to run."""
+    """List the heats that failed, the runners that trained for too long, and the number still to run."""
     race, scores = course.race, course.scores
     reasons: dict[str, list[str]] = {}
     for name, why in course.failed.items():  # heats often fail for one reason, each with its own step

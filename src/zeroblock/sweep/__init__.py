@@ -1,1 +1,1 @@
-"""Sweeps: one file that stands for many runs and one table."""
+"""Sweeps: one file that describes many runs and one table."""

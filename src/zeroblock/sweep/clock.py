@@ -1,4 +1,4 @@
-"""The clock of a run: seconds of training by step, without evaluations, replays and the time between sittings."""
+"""The clock of a run: seconds of training by step, without evaluations, replays and the time between sessions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..report.view import Progress, View
 
 CLOCK = "clock.csv"
-"""The file of a run's folder: ``step,seconds``."""
+"""The file in a run's folder, with rows of ``step,seconds``."""
 EVERY_S = 0.25
 """Seconds between two rows; a run that is killed loses at most this much of its clock."""
 
@@ -23,8 +23,8 @@ EVERY_S = 0.25
 class Clock:
     """A view that shows a run in another view, and writes the seconds of training that its steps took.
 
-    It stops during evaluations, and starts after the first step of a sitting, which loads and compiles what the
-    others use.  A run that is resumed goes on from the seconds of the step it has reached.
+    It stops during evaluations, and starts after the first step of a session, which loads and compiles what the
+    others use.  A resumed run continues from the seconds of the step it has reached.
 
     Args:
         view: shows the run.
@@ -50,7 +50,7 @@ class Clock:
         self.view.step(progress)
 
     def _begin(self, step: int) -> None:
-        """Take up the clock at a step; rows of later steps, which the journal lost, are dropped."""
+        """Continue the clock at a step; rows of later steps, which the journal lost, are dropped."""
         kept = [row for row in read(self.path) if row[0] <= step]
         self._seconds = kept[-1][1] if kept else 0.0
         atomic.write(self.path, "step,seconds\n" + "".join(f"{at},{seconds:.4f}\n" for at, seconds in kept))
@@ -61,14 +61,14 @@ class Clock:
             file.write(f"{self._step},{self._seconds:.4f}\n".encode())
 
     def _pause(self) -> None:
-        """Leave out the time until the next step begins."""
+        """Exclude the time until the next step begins."""
         if self._running and self._written != (self._step, self._seconds):
             self._write()
         self._running = False
         self._go()
 
     def _go(self) -> None:
-        """Let the next step begin now; the first one of a sitting is not timed."""
+        """Start timing the next step now; the first step of a session is not timed."""
         if self._since is not None:
             self._since = time.perf_counter()
 
@@ -97,7 +97,7 @@ class Clock:
 
 
 def read(path: Path) -> list[tuple[int, float]]:
-    """Read the rows of a clock, up to the first that is damaged; a file that is missing has none."""
+    """Read the rows of a clock up to the first that is out of order; a missing or damaged file has none."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [(int(row["step"]), float(row["seconds"])) for row in csv.DictReader(file) if row["seconds"]]

@@ -1,7 +1,7 @@
 """Runs on Ray: one task per run, on this machine or on a cluster's.
 
 A task whose process or node dies is started again by Ray, on any node, and continues the journal in the run's
-folder.  So the folder must be on a disk that all nodes share; a node that does not see it says so.
+folder.  So the folder must be on a disk that all nodes share; a node that does not see it reports an error.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .plan import Run
 from .worker import Job, job_of, perform
 
 MAX_RETRIES = 5
-"""How often a run whose process or node dies is started again."""
+"""Restarts of a run whose process or node dies."""
 SHARED = ".shared"
-"""A file beside the logs, by which a node proves that it sees the folder."""
+"""A file next to the logs, which proves that a node sees the folder."""
 
 
 class Cluster:
-    """Ray as a place for runs, as a context manager: joined, or started on this machine and ended again.
+    """A context manager that joins a Ray cluster, or starts Ray on this machine and shuts it down again.
 
     Args:
-        folder: of the sweep, on a disk that all nodes share.
-        address: of a cluster, such as ``auto`` or ``ray://host:10001``; None starts Ray on this machine alone.
+        folder: the sweep's folder, on a disk that all nodes share.
+        address: the cluster's address, such as ``auto`` or ``ray://host:10001``; None starts Ray on this machine alone.
         cpus: cores per run.
-        gpus: GPUs per run, which may be a fraction; None for one where the cluster has any, else none.
+        gpus: GPUs per run, possibly a fraction; None means one if the cluster has any, else zero.
 
     >>> with Cluster(Path("runs/find-lr")) as cluster:                           # doctest: +SKIP
     ...     Crew(sweep, folder, cluster.slots, tell, cluster.hire).make()
@@ -42,11 +42,11 @@ class Cluster:
         self.folder, self.address, self.cpus, self.gpus = folder, address, cpus, gpus
         self.token = secrets.token_hex(8)
         self.slots = 1
-        """Runs that fit at a time."""
+        """The number of runs that fit at a time."""
         self._task: Any = None
 
     def __enter__(self) -> Self:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its makers otherwise
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray sends usage statistics
         try:
             import ray
         except ImportError as error:
@@ -94,7 +94,7 @@ class Cluster:
             (self.folder / "log" / SHARED).unlink()
 
     def hire(self) -> Task:
-        """Give one more hand."""
+        """Return one more hand."""
         return Task(self._task, self.token)
 
 
@@ -103,7 +103,7 @@ class Task:
 
     Args:
         task: the remote function.
-        token: the content of the file by which a node proves that it sees the folder.
+        token: the content of the file that proves that a node sees the folder.
     """
 
     def __init__(self, task: Any, token: str) -> None:
@@ -113,7 +113,7 @@ class Task:
         self._lock = threading.Lock()
 
     def make(self, run: Run, folder: Path, log: Path) -> str:
-        """Make a run to its end, whichever nodes die on the way; return why it failed, empty if it did not."""
+        """Make a run to its end, even if nodes die on the way; return why it failed, empty if it did not."""
         import ray
 
         job = job_of(run, folder.resolve(), log.resolve()) | {"token": self._token, "cwd": os.getcwd()}
@@ -140,7 +140,7 @@ class Task:
             ray.cancel(current)
 
     def close(self) -> None:
-        """Cancel the run; :meth:`make` returns when its process has let go."""
+        """Cancel the run; :meth:`make` returns when its process has stopped."""
         self.stop()
 
 

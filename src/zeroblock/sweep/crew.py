@@ -1,4 +1,4 @@
-"""The crew of a sweep makes all its runs, several at a time, each in a worker."""
+"""The crew of a sweep: makes all its runs, several at a time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Crew(Hands):
     """Makes all runs of a sweep; a failure is noted in ``failed`` and stops no other run.
 
     Args:
-        sweep: the runs that are wanted.
+        sweep: the sweep to make.
         folder: holds the run folders under ``runs`` and their output under ``log``.
         jobs: the number of runs at a time.
-        tell: is called at every begin and end, one call at a time.
-        hire: gives one more hand; by default a process of this machine.
+        tell: called when a run begins or ends, one call at a time.
+        hire: returns one more hand; by default a process on this machine.
     """
 
     def __init__(self, sweep: Sweep, folder: Path, jobs: int, tell: Tell, hire: Hire | None = None) -> None:

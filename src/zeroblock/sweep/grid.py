@@ -57,8 +57,8 @@ class Case:
     """A row of the table, as the file describes it.
 
     Args:
-        name: of the row.
-        fields: its own values, some of them lists.
+        name: the row's name.
+        fields: the row's own values, possibly lists.
         task: further values, for single tasks.
     """
 
@@ -90,7 +90,7 @@ class Grid:
         run: fields of all runs, including those of ``[grid]``.
         task: fields of single tasks.
         cases: at least one, which may be empty.
-        follow: fields that take the value of another.
+        follow: fields that take the value of another field.
         tune: fields that dev chooses.
         tune_seeds: the number of seeds that dev chooses by; None for all.
         overrides: fields from the command line.
@@ -109,7 +109,7 @@ class Grid:
         """Check the contents of a file.
 
         Args:
-            file: see the module.
+            file: see the module's docstring.
             overrides: fields that win over everything in the file.
         """
         for key in file:
@@ -194,7 +194,7 @@ class Grid:
 
     def _config(self, fields: Fields, case: Case, follow: Mapping[str, str]) -> Config:
         fields = fields | {name: fields[source] for name, source in follow.items() if source in fields}
-        if fields.get("method") == BACKPROPAGATION:  # whose weights would fill the disk, run by run
+        if fields.get("method") == BACKPROPAGATION:  # the weights of all runs would fill the disk
             fields = {"save_weights": False, **fields}
         try:
             return Config.of(fields)
@@ -203,7 +203,7 @@ class Grid:
 
 
 def show(value: Any) -> str:
-    """Write a value in few letters, for names and labels.
+    """Format a value in a few characters, for names and labels.
 
     >>> show(3e-4), show(0.75), show(20000), show("flip-flop"), show(True)
     ('3e-4', '0.75', '20000', 'flip-flop', 'true')
@@ -240,7 +240,7 @@ def names() -> list[str]:
 
 
 def _check(where: str, fields: Any, *wrong: str) -> Fields:
-    """Return a table of configuration fields under their present names, or raise an error for a misspelt one."""
+    """Return a table of configuration fields under their current names, or raise an error for a misspelt one."""
     if not isinstance(fields, dict):
         raise ZeroBlockError(f"{where} is a table of fields, not {fields!r}")
     current = renamed(fields)
@@ -254,7 +254,7 @@ def _check(where: str, fields: Any, *wrong: str) -> Fields:
 
 
 def _old_values(file: Mapping[str, Any], field: str) -> Any:
-    """A value of a tuned field in the file, by which ``renamed`` knows the old meaning of ``schedule``."""
+    """A value of a tuned field that shows that ``schedule`` has its old meaning; None if the file has none."""
     cases = [case for case in _several(file.get("case", {})) if isinstance(case, dict)]
     tables = [file.get("run"), file.get("grid"), *cases]
     values = [table[field] for table in tables if isinstance(table, dict) and field in table]

@@ -1,4 +1,4 @@
-"""Hands at work: several at a time, each makes one run after another until none is left."""
+"""Hands: several work at a time, and each makes one run after another until none is left."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Hand(Protocol):
 
 
 Hire = Callable[[], Hand]
-"""Gives one more hand."""
+"""Returns one more hand."""
 
 
 def local(jobs: int) -> Hire:
-    """Hire processes of this machine, each with its share of the cores.
+    """Hire processes on this machine, each with its share of the cores.
 
     Args:
         jobs: the number of runs at a time.
@@ -48,12 +48,12 @@ def local(jobs: int) -> Hire:
 class Hands(ABC):
     """Runs several hands until no run is left; a subclass says which runs there are.
 
-    Its methods are called one at a time, whichever thread calls them.
+    ``ready``, ``begun`` and ``ended`` are called one at a time, from any thread.
 
     Args:
         jobs: the number of runs at a time.
-        hire: gives one more hand.
-        logs: the folder for what runs print.
+        hire: returns one more hand.
+        logs: the folder for the output of the runs.
     """
 
     def __init__(self, jobs: int, hire: Hire, logs: Path) -> None:
@@ -66,22 +66,22 @@ class Hands(ABC):
 
     @abstractmethod
     def ready(self) -> Sequence[Run]:
-        """The runs that can be made now, those under way among them or not."""
+        """The runs that can be made now; runs under way may be among them."""
 
     @abstractmethod
     def place(self, run: Run) -> Path:
-        """Where a run goes."""
+        """The folder or file for a run's result."""
 
     @abstractmethod
     def begun(self, run: Run) -> None:
-        """Hear that a run begins."""
+        """Called when a run begins."""
 
     @abstractmethod
     def ended(self, run: Run, error: str) -> None:
-        """Hear that a run has ended, and why it failed if it did."""
+        """Called when a run has ended, with the reason if it failed."""
 
     def make(self) -> None:
-        """Make every run; one that fails stops no other."""
+        """Make every run; a failed run does not stop the others."""
         self.logs.mkdir(parents=True, exist_ok=True)
         threads = [threading.Thread(target=self._serve) for _ in range(self.jobs)]
         for thread in threads:
@@ -100,7 +100,7 @@ class Hands(ABC):
             raise self.error
 
     def _serve(self) -> None:
-        """One thread: a worker, and runs for it while any are left."""
+        """One thread: hires a worker, and gives it runs until none is left."""
         worker: Hand | None = None
         try:
             while run := self._take():

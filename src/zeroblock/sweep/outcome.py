@@ -22,13 +22,13 @@ class Outcome:
 
     Args:
         metric: the name of the metric.
-        dev: on dev, at the step that dev selected.
-        dev_loss: the same step's loss; NaN where none was measured.
-        test: on test, at that step.
-        best: the best on test of all evaluations, as the paper reports it.
-        steps: the number taken.
+        dev: the metric on dev, at the step that dev selected.
+        dev_loss: the loss on dev, at that step; NaN if none was measured.
+        test: the metric on test, at that step.
+        best: the best metric on test of all evaluations, as the paper reports it.
+        steps: the number of steps taken.
         selected_step: the step that dev selected.
-        seconds: of the whole run.
+        seconds: the duration of the whole run.
     """
 
     metric: str
@@ -73,7 +73,7 @@ def folder_of(run: Run, runs: Path) -> Path:
     """Find the folder of a run by its digest, whatever fields varied when the folder was named.
 
     Args:
-        run: of the sweep.
+        run: a run of the sweep.
         runs: the folder of run folders.
     """
     return next(iter(sorted(runs.glob(f"*-{run.digest}"))), runs / run.name)
@@ -83,7 +83,7 @@ def read(sweep: Sweep, runs: Path) -> dict[str, Outcome]:
     """Read the outcomes of all runs that have finished.
 
     Args:
-        sweep: whose runs.
+        sweep: the sweep whose runs to read.
         runs: the folder of run folders.
     """
     folders = {path.name.rpartition("-")[2]: path for path in sorted(runs.glob("*-*"), reverse=True)}
@@ -94,12 +94,12 @@ def read(sweep: Sweep, runs: Path) -> dict[str, Outcome]:
 def choose(cell: Cell, outcomes: Outcomes) -> Candidate | None:
     """Choose the candidate with the highest dev metric, averaged over the seeds that vote.
 
-    Only candidates whose voting runs have all finished count.  Of equal ones the lower dev loss
-    wins, then the first in the file.
+    Only candidates whose voting runs have all finished count.  Ties go to the lower dev loss, then
+    to the first in the file.
 
     Args:
         cell: if it has nothing to choose, its only candidate is chosen.
-        outcomes: of the finished runs.
+        outcomes: the outcomes of the finished runs.
     """
     if not cell.tuned:
         return cell.candidates[0]
@@ -116,8 +116,8 @@ def due(sweep: Sweep, outcomes: Outcomes, failed: Collection[str] = ()) -> list[
     """List the runs that can be made now: not finished, not failed, not waiting for a choice.
 
     Args:
-        sweep: the runs that are wanted.
-        outcomes: of the finished runs.
+        sweep: the sweep that the runs are for.
+        outcomes: the outcomes of the finished runs.
         failed: names of runs not to try again.
     """
     runs: dict[str, Run] = {}

@@ -1,4 +1,4 @@
-"""The plan of a sweep: the runs and the table that one file stands for (see :mod:`zeroblock.sweep.grid`)."""
+"""The plan of a sweep: the runs and the table that one file describes (see :mod:`zeroblock.sweep.grid`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..train.config import EXECUTION, Config, only_options
 from .grid import AVERAGED, CellPlan, Grid, names, show
 
 NAMES_OF_0_1 = {"schedule": "order", "lr_schedule": "schedule"}
-"""Names in a run's digest, which must stay: a sweep finds its finished runs by it."""
+"""Names in a run's digest, which must not change: a sweep finds its finished runs by digest."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Run:
     """One training run.
 
     Args:
-        name: of its folder: the values that vary, for people, then a digest of its configuration.
+        name: the name of its folder: the values that vary, for people, then a digest of its configuration.
         config: its settings.
         varied: its values of the fields that vary in the sweep.
-        maker: the module whose ``make`` makes it from a job; by default that of ``zeroblock train``.
-        more: what the job tells that module besides the configuration.
+        maker: the module whose ``make`` function makes the run; empty for runs like those of ``zeroblock train``.
+        more: further entries of the job, besides the configuration.
     """
 
     name: str
@@ -51,8 +51,8 @@ class Candidate:
     """One choice of the tuned fields, with one run per seed.
 
     Args:
-        values: of the tuned fields that vary.
-        runs: in the order of the seeds.
+        values: the values of the tuned fields that vary.
+        runs: one per seed, in the order of the seeds.
     """
 
     values: Mapping[str, Any]
@@ -61,12 +61,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the table: the candidates of which dev chooses one.
+    """One cell of the table: the candidates that dev chooses from.
 
     Args:
         row: the name of its row.
         task: its column.
-        candidates: in the order of the file.
+        candidates: the candidates, in the order of the file.
         voters: the number of runs per candidate that dev chooses by.
     """
 
@@ -91,8 +91,8 @@ class Sweep:
     """The runs and the table of a sweep file.
 
     Args:
-        name: of the file, without its suffix.
-        cells: column by column, so that a sweep cut short has complete results for its first tasks.
+        name: the name of the file, without its suffix.
+        cells: the cells, column by column, so that a sweep cut short has complete results for its first tasks.
         varied: the fields that vary.
     """
 
@@ -102,10 +102,10 @@ class Sweep:
 
     @classmethod
     def load(cls, path: Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
-        """Read and check a sweep file; no run starts before the configurations of all runs are sound.
+        """Read and check a sweep file; no run starts before the configurations of all runs are valid.
 
         Args:
-            path: of the TOML file.
+            path: the path of the TOML file.
             overrides: fields that win over everything in the file.
         """
         try:
@@ -124,8 +124,8 @@ class Sweep:
         """Make a sweep from the contents of its file.
 
         Args:
-            name: of the sweep.
-            file: see the module.
+            name: the sweep's name.
+            file: see :mod:`zeroblock.sweep.grid`.
             overrides: fields that win over everything in the file.
         """
         grid = Grid.of(file, dict(overrides or {}))
@@ -150,7 +150,7 @@ class Sweep:
 
 
 class _Namer:
-    """Names runs: task, method, the values that vary among the runs of the two, seed, digest."""
+    """Names runs: task, method, the values that vary among the runs of both, seed, digest."""
 
     def __init__(self, configs: Sequence[Config]) -> None:
         alike: dict[tuple[str, str], list[Config]] = {}
@@ -176,12 +176,12 @@ class _Namer:
         return Run("-".join(words), config, {name: getattr(config, name) for name in self.varied})
 
     def _digest(self, config: Config) -> str:
-        """Identify a run by eight letters, equal for equal runs, whatever else is in the sweep.
+        """Identify a run by eight characters, equal for equal runs, whatever else is in the sweep.
 
-        Fields at their defaults do not count, so that the runs of older versions stay known when
-        ``Config`` gets a new field.  Nor do those of execution, unless the sweep compares them.
+        Fields at their defaults do not count, so that the runs of older versions are still found when
+        ``Config`` gets a new field.  Nor do settings of execution, unless the sweep compares them.
         """
-        given = config.lr is not None  # then a configuration of 0.1 had these
+        given = config.lr is not None  # then these were the defaults of 0.1
         usual = {"eps": 1e-3, "lr_schedule": "constant"} if given else {}
         values = {
             NAMES_OF_0_1.get(field.name, field.name): getattr(config, field.name)
@@ -191,9 +191,9 @@ class _Namer:
             and (field.name not in EXECUTION or field.name in self.varied)
         }
         if config.loss_over != "examples" and not only_options(config.task):
-            values["loss_over"] = "tokens"  # 0.1 averaged over examples, and did not say so
+            values["loss_over"] = "tokens"  # 0.1 averaged over examples, and had no such setting
         if config.ending != "newline" and is_rows(config.task):
-            values["ending"] = "eos"  # 0.1 added a newline, and did not say so
+            values["ending"] = "eos"  # 0.1 added a newline, and had no such setting
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 

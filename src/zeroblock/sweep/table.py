@@ -25,9 +25,9 @@ class Mean:
     """A mean over seeds.
 
     Args:
-        value: NaN where there is nothing to average.
-        spread: the sample standard deviation; NaN for fewer than two.
-        count: how many were averaged.
+        value: the mean; NaN if there is nothing to average.
+        spread: the sample standard deviation; NaN for fewer than two values.
+        count: the number of values.
     """
 
     value: float
@@ -43,7 +43,7 @@ class Mean:
         """
         if not values:
             return cls(math.nan, math.nan, 0)
-        known = len(values) > 1 and all(map(math.isfinite, values))  # stdev fails on others
+        known = len(values) > 1 and all(map(math.isfinite, values))  # stdev fails on other values
         return cls(fmean(values), stdev(values) if known else math.nan, len(values))
 
 
@@ -52,10 +52,10 @@ class Entry:
     """One filled cell of the table.
 
     Args:
-        cell: which.
-        chosen: by dev; None where no candidate has finished.
-        test: dev-selected test values over the seeds.
-        best: the best test values of all evaluations over the seeds.
+        cell: the cell of the plan.
+        chosen: the candidate that dev chose; None if none has finished.
+        test: the test values at the dev-selected steps, over the seeds.
+        best: the best test values of all evaluations, over the seeds.
         whole: whether the voting runs of every candidate have finished.
     """
 
@@ -99,9 +99,9 @@ def write(sweep: Sweep, folder: Path, outcomes: Outcomes, failed: Mapping[str, s
     """Write ``table.md``, ``table.csv``, ``runs.csv`` and ``report.html``, each atomically.
 
     Args:
-        sweep: the runs that were wanted.
-        folder: where the files go.
-        outcomes: of the runs that have finished.
+        sweep: the sweep to report.
+        folder: the folder to write to.
+        outcomes: the outcomes of the runs that have finished.
         failed: why the others failed, by name.
         command: the command that makes these tables.
     """
@@ -118,14 +118,14 @@ def markdown(
     """Write the tables for people.
 
     Args:
-        sweep: the runs that were wanted.
+        sweep: the sweep to report.
         entries: one for every cell.
-        outcomes: of the runs that have finished.
+        outcomes: the outcomes of the runs that have finished.
         failed: why the others failed, by name.
         command: the command that makes these tables.
     """
     metrics: dict[str, str] = {}
-    for entry in entries:  # of the first row that has one
+    for entry in entries:  # from the first row that has one
         metrics[entry.cell.task] = metrics.get(entry.cell.task) or _metric(entry.cell, outcomes)
     head = [f"{task} ({metrics[task]})" if metrics[task] not in ("", "accuracy") else task for task in sweep.tasks]
     by_cell = {(entry.cell.row, entry.cell.task): entry for entry in entries}
@@ -214,7 +214,7 @@ def _run_rows(
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """The varying fields of a run; a name that its outcome has too gets the prefix ``set_`` (dev is also a size)."""
+    """The varying fields of a run; a name that outcomes have too gets the prefix ``set_`` (dev is also a size)."""
     return {
         f"set_{name}" if name in Outcome.__dataclass_fields__ else name: value
         for name, value in run.varied.items()

@@ -29,17 +29,17 @@ from ..train.config import Config
 from .plan import Run
 
 Job = dict[str, Any]
-"""What a process is told of a run, and what it answers."""
+"""The description of a run that a process receives, or its answer."""
 
 STOP_SECONDS = 30.0
-"""How long a stopped worker may take to end its step."""
+"""Seconds that a stopped worker may take to end its step."""
 
 
 class Worker:
     """A process that makes runs, seen from the sweep.
 
     Args:
-        threads: for its arithmetic, unless the environment says; None leaves the number to torch.
+        threads: the number of threads, unless the environment sets it; None leaves it to torch.
     """
 
     def __init__(self, threads: int | None) -> None:
@@ -99,7 +99,7 @@ class Worker:
 
 def main() -> None:
     """Run as a worker: make the runs that arrive on standard input."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # inherited as ignored from a shell's background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
@@ -132,7 +132,7 @@ def perform(job: Job) -> Job:
     """Make a run, or the rest of it, in this process.
 
     Args:
-        job: of :func:`job_of`.
+        job: the result of :func:`job_of`.
 
     Returns:
         ``error``: why the run failed, empty if it did not; ``sound``: whether this process can make another.
@@ -149,10 +149,10 @@ def perform(job: Job) -> Job:
 
 
 def make(job: Job) -> str:
-    """Make a run, or the rest of it; return why it stopped, if it did.
+    """Make a run, or the rest of it; return why it was stopped, empty if it was not.
 
     Args:
-        job: of :func:`job_of`.
+        job: the result of :func:`job_of`.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Batches: which examples a step sees, a pure function of the data seed and of the step."""
+"""Batches: the examples of each step, a pure function of the data seed and the step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Batches:
     """One random permutation of the examples per epoch, cut into consecutive batches that may span two epochs.
 
     Args:
-        examples: their number; fewer than a batch is fine.
+        examples: the number of examples; may be less than a batch.
         size: examples per batch.
         seed: the data seed.
 
@@ -38,12 +38,12 @@ class Batches:
 
 @functools.lru_cache(maxsize=4)
 def shuffle(n: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """Permute ``range(n)`` by the library's counter generator."""
+    """Permute ``range(n)`` with the library's counter-based generator."""
     return draw(n, n, Key(seed, epoch, EPOCH, DATA))
 
 
 def fingerprint(encoded: Sequence[Encoded], labels: Sequence[int]) -> str:
-    """Digest the training data: token ids, labels and, where not all tokens carry loss, those that do; in order."""
+    """Digest the training data in order: token ids, labels, and the tokens that carry loss unless all do."""
     return digest(
         (one.context, one.options, label, *([] if one.scored is None else [one.scored]))
         for one, label in zip(encoded, labels, strict=True)

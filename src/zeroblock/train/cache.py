@@ -27,8 +27,8 @@ class Cache:
     """One model and one tokenizer, with the settings they were loaded for.
 
     Args:
-        model: with a copy of its weights.
-        tokenizer: by its settings.
+        model: the model's settings, the model and a copy of its weights.
+        tokenizer: the tokenizer, by its settings.
     """
 
     model: tuple[Key, nn.Module, dict[str, Tensor]] | None = None
@@ -40,7 +40,7 @@ _cache: contextvars.ContextVar[Cache | None] = contextvars.ContextVar("cache", d
 
 @contextlib.contextmanager
 def caching() -> Iterator[None]:
-    """Inside, runs that start from the same weights load them once; small models are then held twice."""
+    """A context in which runs that start from the same weights load them once; small models are then held twice."""
     token = _cache.set(Cache())
     try:
         yield
@@ -70,7 +70,7 @@ def model(config: Config) -> nn.Module:
 
 
 def holds(config: Config, module: nn.Module) -> bool:
-    """Whether :func:`model` gives this very module, with its weights restored, and loads nothing."""
+    """Whether :func:`model` would return this same module, with its weights restored, without loading."""
     cache = _cache.get()
     return cache is not None and cache.model is not None and cache.model[:2] == (_key(config), module)
 
@@ -103,7 +103,7 @@ def _loaded(config: Config) -> nn.Module:
                 param.grad = None
         return kept
     if cache is not None:
-        cache.model = None  # the memory is needed
+        cache.model = None  # free its memory before loading
     module = _load(config, config.device)
     if cache is not None and sum(param.nbytes for param in module.parameters()) <= MAX_CACHED_BYTES:
         cache.model = (key, module, {name: _copy(param) for name, param in module.named_parameters()})
@@ -125,7 +125,7 @@ def _load(config: Config, device: str, lazy: bool = False) -> nn.Module:
 
 
 def _copy(param: Tensor) -> Tensor:
-    """Copy a parameter's values and whether it is trainable."""
+    """Copy a parameter's values and its ``requires_grad``."""
     return param.detach().clone().requires_grad_(param.requires_grad)
 
 

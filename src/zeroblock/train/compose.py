@@ -1,4 +1,4 @@
-"""From a configuration to its optimizer: the options of a method, checked before anything is loaded."""
+"""Builds the optimizer of a configuration, and checks the method's options before anything is loaded."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Choice(Protocol):
 
 
 def options(config: Choice) -> dict[str, Any]:
-    """Collect the options that a configuration gives to its method; those left open are the method's own."""
+    """Collect the options that a configuration sets; the method's defaults apply to the others."""
     names = ("interval", "fold", "rank", "keep", "clip")
     given: dict[str, Any] = {name: value for name in names if (value := getattr(config, name)) is not None}
     if config.partition is not None:
@@ -72,10 +72,10 @@ def optimizer(config: Choice, model: nn.Module, rehearsal: bool = False, **more:
     """Build the optimizer of a configuration's method.
 
     Args:
-        config: names the method.
-        model: whose weights it moves.
-        rehearsal: whether the model is a specimen, on which the options are tried.
-        more: options that decide how it runs.
+        config: names the method and its options.
+        model: the model to train.
+        rehearsal: whether the model is the specimen that options are tried on.
+        more: further options of the optimizer, such as ``parallel``.
     """
     names = ("lr", "eps", "seed", "weight_decay")
     given = {name: getattr(config, name) for name in names} | options(config)
@@ -85,7 +85,7 @@ def optimizer(config: Choice, model: nn.Module, rehearsal: bool = False, **more:
 
 
 def most(config: Choice, blocks: int) -> int:
-    """The largest number of blocks that a step of a configuration's method moves, of so many; 0 if nobody knows."""
+    """The largest number of blocks that one step moves, out of ``blocks``; 0 if the method is not in ``METHODS``."""
     if config.method not in METHODS:
         return 0
     turns: Turns = optimizer(config, specimen(), rehearsal=True).turns
@@ -93,12 +93,12 @@ def most(config: Choice, blocks: int) -> int:
 
 
 def _rehearsed(given: dict[str, Any]) -> dict[str, Any]:
-    """Options for the specimen, whose blocks are not those that a schedule may hold numbers of."""
+    """Options for the specimen: a schedule may hold a number per block of the model, and the specimen has others."""
     return {**given, "schedule": type(given["schedule"])()} if "schedule" in given else given
 
 
 def _fold(plain: ZeroOrder, config: Choice) -> int:
-    """The steps to collect if the run does not say: as many as leave the weights whole at every evaluation."""
+    """The default fold: the largest that leaves the weights whole at every evaluation."""
     if not _can_fold(plain, config):
         return 1
     return math.gcd(plain.interval, config.every) if config.every < config.steps else plain.interval
@@ -109,7 +109,7 @@ def _can_fold(plain: ZeroOrder, config: Choice) -> bool:
 
 
 def fold_advice(config: Choice, built: ZeroOrder) -> str:
-    """Say which ``--eval-every`` would let a run fold once per turn; empty if none would, or if the run chose."""
+    """Advise an ``--eval-every`` that lets a run fold once per turn; empty if it already does, cannot, or sets fold."""
     better = -(-config.every // built.interval) * built.interval
     chosen = config.fold is not None or not _can_fold(built, config)
     if chosen or built.fold == built.interval or better > config.steps:
@@ -142,9 +142,9 @@ def check(config: Choice) -> None:
             raise ZeroBlockError(f"{config.method} takes no {name}") from error
     if config.as_published and config.lr is None:
         raise ZeroBlockError(f"{config.method} as published has a learning rate: give --lr, or leave out as_published")
-    moved = how if getattr(config, "adapter", None) is None else None  # else the adapter moves
+    moved = how if getattr(config, "adapter", None) is None else None  # with an adapter, only that moves
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ZeroBlockWarning)  # of the specimen's weights
+        warnings.simplefilter("ignore", ZeroBlockWarning)  # about the specimen's weights
         built = optimizer(config, quantise.store_(copy.deepcopy(specimen()), moved), rehearsal=True)
     if config.rounding == "stochastic" and built.parts["rounding"] != "stochastic":
         raise ZeroBlockError(

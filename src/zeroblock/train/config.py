@@ -159,12 +159,12 @@ class Config:
         named = {"schedule": self.schedule, "order": order, "lr_schedule": self.lr_schedule}
         for name, value in renamed({k: v for k, v in named.items() if v is not None}).items():
             object.__setattr__(self, name, value)
-        if self.schedule in LR_SCHEDULES:  # which has become lr_schedule
+        if self.schedule in LR_SCHEDULES:  # renamed() made it lr_schedule
             object.__setattr__(self, "schedule", None)
-        object.__setattr__(self, "lr", own_lr(self.method) if self.lr is None else self.lr)  # a method may bring one
+        object.__setattr__(self, "lr", own_lr(self.method) if self.lr is None else self.lr)  # a method may have its own
         automatic = self.lr is None and self.trains
         defaults = {"lr_schedule": "linear" if automatic else "constant", "eps": None if automatic else 1e-3}
-        for name, value in defaults.items():  # with a learning rate as the papers have them
+        for name, value in defaults.items():  # with a learning rate, the papers' defaults
             object.__setattr__(self, name, value if getattr(self, name) is None else getattr(self, name))
         for name, kind in KINDS.items():
             object.__setattr__(self, name, checked(name, kind, getattr(self, name)))
@@ -186,7 +186,7 @@ class Config:
             raise ZeroBlockError(
                 "ft needs all weights, gradients and moments on the device: leave out --offload, or raise --memory"
             )
-        if self.rounding == "stochastic":  # the default, so that both spellings are one configuration
+        if self.rounding == "stochastic":  # the default, stored as None so that both spellings are equal
             object.__setattr__(self, "rounding", None)
         if self.track is not None and self.track not in TRACKERS:
             raise unknown("tracker", self.track, TRACKERS)
@@ -229,7 +229,7 @@ class Config:
         made = self.adapter
         if made is not None and not self.trains:
             raise ZeroBlockError(f"{self.method} does not train: leave out --lora and --prefix")
-        if self.lora is not None and made is not None:  # so that all spellings are one configuration
+        if self.lora is not None and made is not None:  # so that all spellings are equal
             object.__setattr__(self, "lora", made.text)
 
     @property
@@ -241,7 +241,7 @@ class Config:
 
     @property
     def timed(self) -> bool:
-        """Whether the run's length is given in minutes, so that it ends with them."""
+        """Whether the run's length is given in minutes, after which it is complete."""
         return self.lr is None and self.max_minutes is not None and self.trains
 
     @property
@@ -268,7 +268,7 @@ class Config:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Config:
-        """Make a configuration from names and values; an unknown name is refused with the nearest known one."""
+        """Make a configuration from names and values; an unknown name raises an error with the nearest known one."""
         values = renamed(values)
         for name in values:
             if name not in KINDS:
@@ -284,7 +284,7 @@ class Config:
 
         Args:
             path: the file.
-            trust_remote_code: the setting of that name, which a file cannot decide: a file may come from anyone.
+            trust_remote_code: the setting of that name; a file may come from anyone, so its own value is ignored.
         """
         return _named(path, distrust(read(path), path, trust_remote_code))
 
@@ -300,7 +300,7 @@ def read(path: str | Path) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ZeroBlockError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, an endless number, nested without end
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, too long a number, too deep a nesting
         raise ZeroBlockError(f"{path}: invalid TOML ({error})") from error
 
 
@@ -308,29 +308,29 @@ def recorded(path: str | Path, *, trust_remote_code: bool = False) -> Config:
     """Read the configuration of a run folder, whichever version of zeroblock wrote it.
 
     Args:
-        path: its ``config.toml``.
+        path: the folder's ``config.toml``.
         trust_remote_code: see :meth:`Config.load`.
     """
     from ..task import is_rows
 
     values = renamed(distrust(read(path), path, trust_remote_code), warn=False)
-    if values.get("rounding") == "stochastic":  # 0.1 wrote its default, and as_published overruled it
+    if values.get("rounding") == "stochastic":  # 0.1 wrote its default, which as_published overrode
         del values["rounding"]
     if not only_options(values.get("task")):
-        values.setdefault("loss_over", "examples")  # 0.1 knew no other way
-    if is_rows(values.get("task")) and "ending" not in values:  # nor other ways to read the user's own data
+        values.setdefault("loss_over", "examples")  # 0.1 had no other way
+    if is_rows(values.get("task")) and "ending" not in values:  # 0.1 read the user's own data in this way only
         values |= {"turns": "last", "ending": "newline", "metric": "f1"}
     return _named(path, values)
 
 
 def renamed(values: Mapping[str, Any], *, warn: bool = True) -> dict[str, Any]:
-    """Bring settings to their present names.
+    """Rename settings that have old names.
 
-    Until 0.1 ``order`` was the schedule of the blocks and ``schedule`` that of the learning rate.
+    Until 0.1 ``order`` was the schedule of the blocks and ``schedule`` the schedule of the learning rate.
 
     Args:
         values: settings by name; a value may be a list, as in a sweep.
-        warn: whether to name the new name in a warning.
+        warn: whether to warn, with the new name.
     """
     current = dict(values)
     for old, new in (("schedule", "lr_schedule"), ("order", "schedule")):
@@ -349,7 +349,7 @@ def renamed(values: Mapping[str, Any], *, warn: bool = True) -> dict[str, Any]:
 
 
 def only_options(task: Any) -> bool:
-    """Whether a task is one of zeroblock's that train on options, where ``loss_over`` has no meaning."""
+    """Whether a task is a built-in one that trains on options, so that ``loss_over`` has no effect."""
     from ..task import TASKS
 
     return isinstance(task, str) and task in TASKS and TASKS[task].over == "options"
@@ -364,16 +364,16 @@ def is_lr_schedule(value: Any) -> bool:
 def distrust(
     values: Mapping[str, Any], where: str | Path, trusted: bool, flag: str = "--trust-remote-code"
 ) -> dict[str, Any]:
-    """Ignore what a file says of ``trust_remote_code``, and say so.
+    """Ignore a file's value of ``trust_remote_code``, with a warning.
 
     A configuration may come from anyone, and the setting runs a stranger's program, so only the
-    person at the keyboard decides.
+    user may decide.
 
     Args:
         values: settings by name.
-        where: the file they come from.
-        trusted: what the person decided.
-        flag: how to decide otherwise on the command line.
+        where: the file that the settings come from.
+        trusted: the user's decision.
+        flag: the command-line flag that allows it.
     """
     if values.get("trust_remote_code") and not trusted:
         warnings.warn(

@@ -1,16 +1,16 @@
-"""The run folder: the files of a run, written as it goes.
+"""The run folder: the files of a run, written while it runs.
 
 config.toml     the configuration; its first line is the command that runs it again
 journal.zbj     the journal, for zeroth-order methods
 metrics.jsonl   one evaluation per line
 steps.csv       one step per line
-checksums.jsonl the checksums of the weights that all ranks agreed on, where there were several
+checksums.jsonl the checksums of the weights that all ranks agreed on, if there were several
 about.json      machine, versions and blocks
 summary.json    the result, once the run has finished; summary.md and figures/ for people
-report.html     the run so far, for people; written again at every evaluation
+report.html     the run so far, for people; rewritten at every evaluation
 snapshot/       weights and optimizer state of some step, if asked for
 model/          weights of the dev-selected step for from_pretrained, for ft
-adapter/        the adapter of the selected step, as PEFT saves it, where one is trained; start/ is a prefix at step 0
+adapter/        the adapter of the selected step, as PEFT saves it, if one is trained; start/ is a prefix at step 0
 .lock           held by the process that writes
 """
 
@@ -39,10 +39,10 @@ from .config import BACKPROPAGATION, Config, recorded
 
 
 class Folder:
-    """A run folder, as a context manager that gives its lock back.
+    """A run folder, as a context manager that releases its lock.
 
     Args:
-        path: where it is.
+        path: the folder's path.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -58,7 +58,7 @@ class Folder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing would not do while a forked child has the file open
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # close alone keeps the lock while a forked child has the file open
             os.close(self._lock)
             self._lock = None
 
@@ -81,7 +81,7 @@ class Folder:
         """Read the configuration of the run.
 
         Args:
-            trust_remote_code: whether the model's own code may run, which the folder cannot decide.
+            trust_remote_code: whether the model's own code may run; the folder's own value is ignored.
         """
         file = self.path / "config.toml"
         if not file.is_file():
@@ -108,14 +108,14 @@ class Folder:
         return (self.path / "config.toml").exists() or self.journal.exists()
 
     def refuse(self) -> None:
-        """Refuse a folder that holds a run already."""
+        """Raise an error if the folder already holds a run."""
         if self.begun:
             raise ZeroBlockError(
                 f"{self.path} holds a run already: zeroblock resume {self.path}, or give another --out"
             )
 
     def lock(self) -> None:
-        """Make this process the only one that writes here, until the end of the context; refused if another does."""
+        """Make this process the only writer until the end of the context; an error if another process writes."""
         if self._lock is not None:
             return
         with self.writing():
@@ -139,7 +139,7 @@ class Folder:
         """Make the folder with its configuration, and lock it.
 
         Args:
-            config: resolved.
+            config: the resolved configuration.
             again: drop the files of a run that cannot be continued.
         """
         with self.writing():
@@ -162,10 +162,10 @@ class Folder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Report a full disk, or a folder that cannot be written, in one line."""
+        """A context that turns a full disk, or a folder that cannot be written, into a one-line error."""
         try:
             yield
-        except BrokenPipeError:  # of the terminal, not of a file
+        except BrokenPipeError:  # from the terminal, not from a file
             raise
         except OSError as error:
             advice = f"then zeroblock resume {self.path}" if self.journal.exists() else "or give another --out"
@@ -177,12 +177,11 @@ class Folder:
     def reopen(self, records: Iterable[Record], steps: int) -> str:
         """Bring the files back to the journal's last step.
 
-        Later measurements are dropped, and so are all from the first damaged line on: they are
-        measured again.
+        Measurements after that step, or after a damaged line, are dropped and made again.
 
         Args:
-            records: of the journal.
-            steps: how many there are.
+            records: the journal's records.
+            steps: the number of records.
 
         Returns:
             a note about damaged lines; empty if there are none.
@@ -201,18 +200,18 @@ class Folder:
         return note
 
     def measured(self, measurement: Measurement) -> None:
-        """Add an evaluation."""
+        """Add an evaluation, and append it to ``metrics.jsonl``."""
         self.add(measurement)
         with atomic.append(self.path / "metrics.jsonl") as file:
             file.write(json.dumps(measurement.line()).encode() + b"\n")
 
     def add(self, measurement: Measurement) -> None:
-        """Remember an evaluation."""
+        """Add an evaluation in memory."""
         self.measurements.append(measurement)
         self._splits.setdefault(measurement.step, set()).add(measurement.split)
 
     def hear(self, measurements: Iterable[Measurement]) -> None:
-        """Take over the measurements that another rank has read; this one has read its own."""
+        """Take over measurements that another rank has read; nothing to do here, this rank has read its own."""
 
     def splits_at(self, step: int) -> set[str]:
         """The splits that have been measured after a step."""
@@ -253,7 +252,7 @@ class Folder:
         try:
             write_report(self.path)
         except OSError:
-            return  # where the disk is full, the files that a run depends on say so
+            return  # if the disk is full, writing the files that a run depends on raises the error
         except Exception as error:
             warnings.warn(f"no report.html of the run so far ({error!r})", ZeroBlockWarning, stacklevel=2)
 

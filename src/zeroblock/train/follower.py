@@ -1,4 +1,4 @@
-"""The run folder and the journal as the ranks besides rank 0 have them: in memory, never on a disk."""
+"""The run folder and the journal of the ranks that do not write: in memory, never on a disk."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Log(Protocol):
     """Takes the records of a run."""
 
     def append(self, record: Record) -> None:
-        """The next step's record."""
+        """Append the next step's record."""
         ...
 
     def sync(self) -> None:
-        """Wait until all records are safe."""
+        """Wait until all records are on the disk."""
         ...
 
 
@@ -34,15 +34,14 @@ class Unwritten:
 
 
 class Follower(Folder):
-    """The folder of a rank that does not write: it knows the measurements, and no file.
+    """The folder of a rank that does not write: it holds the measurements in memory, and has no files.
 
     Args:
-        path: where rank 0 has it, for messages.
-        measurements: of the run so far.
+        path: the folder's path, for messages.
     """
 
     def hear(self, measurements: Iterable[Measurement]) -> None:
-        """Take over the measurements of rank 0."""
+        """Add the measurements that the leader has read."""
         for measurement in measurements:
             self.add(measurement)
 

@@ -1,4 +1,4 @@
-"""A run on several ranks: which of them writes, how they share the work, and what all must have in common."""
+"""Runs on several ranks: picks the rank that writes, divides the work, and checks that all ranks match."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ SHARED = {
     "probes": "the probes of every step",
     "data,probes": "the examples and the probes of every step",
 }
-"""What ranks share, in words."""
+"""The values of ``parallel``, in words."""
 UNSPLIT_TOKENS = 1 << 30
-"""Most tokens of a row where weights are sharded: ranks that split theirs differently would wait for one another."""
+"""Too many for any row to be split: ranks with sharded weights that split rows differently would deadlock."""
 OWN = ("model", "task", "trust_remote_code")
 """Settings that may differ between ranks: paths on their machines, whose contents are compared."""
 COMMON = ("parallel", "shard", "engine", "snapshot_every", "max_minutes")
-"""Settings of EXECUTION that may not: they decide when ranks wait for one another."""
+"""Settings of EXECUTION that must be equal on all ranks: they decide when ranks wait for one another."""
 
 
 @contextlib.contextmanager
 def opened(out: str | Path, peers: Peers) -> Iterator[tuple[Folder, Peers]]:
-    """Open the folder of a run: the rank that has most of the run writes it, rank 0 if none has any.
+    """Open the folder of a run; the rank that holds most of the run writes to it, or rank 0 if none holds any.
 
-    After a restart the ranks may be numbered in another way, and only one machine need have the folder.
+    After a restart the ranks may be numbered differently, and only one machine needs to have the folder.
 
     Args:
         out: the folder.
@@ -53,20 +53,20 @@ def opened(out: str | Path, peers: Peers) -> Iterator[tuple[Folder, Peers]]:
 
 
 def _bytes_held(folder: Folder) -> int:
-    """How much a folder holds of a run: the bytes of its journal; -1 if there is no run."""
+    """The size of a folder's journal in bytes; 0 if the run has none yet, -1 if there is no run."""
     if folder.journal.exists():
         return folder.journal.stat().st_size
     return 0 if folder.begun else -1
 
 
 def shared(config: Config, peers: Peers, tell: Callable[[str], None], *, begins: bool) -> Config:
-    """Decide what the ranks share, and into how many parts a batch is cut, which stays fixed for the run.
+    """Decide what the ranks share, and the number of parts per batch, which is fixed for the run.
 
     Args:
-        config: of the run.
+        config: the run's settings.
         peers: the ranks.
-        tell: is called with a line for the user.
-        begins: whether the run is about to begin; one that goes on keeps its parts.
+        tell: called with a line for the user.
+        begins: whether the run is new; a resumed run keeps its number of parts.
     """
     if peers.size == 1:
         if config.shard != "none":
@@ -76,7 +76,7 @@ def shared(config: Config, peers: Peers, tell: Callable[[str], None], *, begins:
 
 
 def _shared(config: Config, tell: Callable[[str], None], begins: bool, size: int) -> Config:
-    """The same on one of several ranks."""
+    """The part of :func:`shared` for several ranks."""
     if config.method == BACKPROPAGATION:
         raise ZeroBlockError("ft runs in one process: leave out torchrun, or take a zeroth-order method")
     if not config.trains:
@@ -112,7 +112,7 @@ def _shared(config: Config, tell: Callable[[str], None], begins: bool, size: int
 
 
 def _check_shards(config: Config, rows: int, parts: int) -> None:
-    """Refuse what sharded weights cannot do: ranks that gather one another's shards take as many passes each."""
+    """Refuse settings that do not work with sharded weights, for which all ranks must take equally many passes."""
     refusals = {
         "needs several ranks that share the data: give --parallel data": rows == 1,
         f"needs as many parts of a batch (--shares) on every rank, and {rows} do not divide {parts}: start a number of "
@@ -131,7 +131,7 @@ def _check_shards(config: Config, rows: int, parts: int) -> None:
 
 
 def _spread(workload: Workload) -> Workload:
-    """The workload with a part of every layer's weights on each of the ranks that share the data."""
+    """Shard the weights of every layer over the ranks that share the data."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -154,13 +154,13 @@ def _spread(workload: Workload) -> Workload:
 
 @contextlib.contextmanager
 def measured_alike(config: Config) -> Iterator[None]:
-    """Measure a run that shares its probes in the same way in one process: then that process is a group of one."""
+    """Make a single process a group of one if the run shares its probes, so that it measures as several ranks do."""
     import torch.distributed as dist
 
     if dist.is_initialized() or "probes" not in (config.parallel or ""):
         yield
         return
-    stores: Any = dist  # torch does not say that it exports them
+    stores: Any = dist  # torch does not declare them as exports
     dist.init_process_group("gloo", store=stores.HashStore(), rank=0, world_size=1)
     try:
         yield
@@ -176,19 +176,19 @@ def load(
     run: Path | None = None,
     out: Path = Path(),
 ) -> Workload:
-    """Load the model and the data on every rank; a rank with other ones, or another version, is refused by name.
+    """Load the model and the data on every rank; an error names a rank whose model, data or version differ.
 
     Args:
-        config: of the run, on this rank.
+        config: the run's settings on this rank.
         peers: the ranks.
-        tell: is called with a line about each stage.
+        tell: called with a line about each stage.
         check: refuses data that are not the run's.
-        run: the folder of a run that goes on, which keeps the start of a prefix.
+        run: the folder of a resumed run, which holds the start of a prefix.
         out: the folder that the run has or will have.
     """
 
     def mine() -> Workload:
-        at = config if config.shard == "none" else config.replace(device="cpu")  # sharded from there
+        at = config if config.shard == "none" else config.replace(device="cpu")  # _spread shards it from there
         workload = dataclasses.replace(prepare(at, tell=tell, folder=out), config=config)
         check(workload)
         return workload
@@ -215,7 +215,7 @@ def load(
 
 
 def _share_start(workload: Workload, peers: Peers, run: Path | None) -> None:
-    """Begin a prefix with the leader's values: other machines compute other last bits."""
+    """Start a prefix from the leader's values, because machines differ in the last bits."""
     trained = [param for param in workload.model.parameters() if param.requires_grad]
 
     def start() -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Starting on many ranks: the environment that torchrun gives to a process, and the process group made of it."""
+"""Starting on many ranks: reads the environment that torchrun sets, and makes the process group from it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .peers import RankError
 
 POLL_SECONDS = 0.02
 FAREWELL_SECONDS = 5.0
-"""Seconds that a rank which ends with an error of all ranks waits for the others to get as far."""
+"""Seconds that a rank waits for the others when an error ends all ranks."""
 COMMAND = "torchrun --standalone --nproc-per-node 4 -m zeroblock train …"
-"""How to start a run on several ranks, for messages."""
+"""The command that starts a run on several ranks, for messages."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Launch:
     4
 
     Args:
-        rank: of this process among all.
-        size: how many processes there are.
+        rank: the rank of this process.
+        size: the number of processes.
         local: the number of this process on its machine.
-        local_size: how many there are on its machine.
+        local_size: the number of processes on its machine.
     """
 
     rank: int
@@ -45,7 +45,7 @@ class Launch:
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> Launch | None:
-        """What the environment says; None in a process that was started alone."""
+        """Read the environment; None in a process that was started alone."""
         if "RANK" not in environment or "WORLD_SIZE" not in environment:
             return None
         try:
@@ -58,12 +58,12 @@ class Launch:
 
     @contextlib.contextmanager
     def joined(self, device: str, timeout: float, *, alone: bool = False) -> Iterator[None]:
-        """Join the other ranks, each on a device of its own where there are enough.
+        """Join the other ranks, each on its own device if there are enough.
 
         Args:
             device: the setting of that name; ``cuda`` and ``auto`` become the GPU with this process's number.
-            timeout: seconds after which a rank that does not answer is lost.
-            alone: whether one process makes a group, too.
+            timeout: seconds after which a rank that does not answer counts as lost.
+            alone: whether a single process makes a group as well.
         """
         if self.size == 1 and not alone:
             yield
@@ -73,7 +73,7 @@ class Launch:
 
         from ..model import find_device
 
-        stores: Any = dist  # torch does not say that it exports them
+        stores: Any = dist  # torch does not declare them as exports
         backend = "gloo"
         if (place := find_device(device)).type == "cuda":
             if place.index is not None:
@@ -96,13 +96,13 @@ class Launch:
         except RankError:
             self.part(store)
             raise
-        dist.destroy_process_group()  # after an error the process ends, and a group that lost a rank may abort it
+        dist.destroy_process_group()  # not after an error: with a group that lost a rank it may abort the process
 
     def part(self, store: Any) -> None:
-        """Wait until all ranks have come to the error that ends them: torchrun terminates those that have not.
+        """Wait until all ranks have reached the error that ends them, because torchrun terminates the others.
 
         Args:
-            store: of this start of the ranks.
+            store: the key-value store of this start of the ranks.
         """
         end = time.monotonic() + FAREWELL_SECONDS
         with contextlib.suppress(Exception):
@@ -112,7 +112,7 @@ class Launch:
                 there = store.add("parted", 0)
 
     def _store(self, timeout: float) -> Any:
-        """The key-value store at the address that the environment names; torchrun's agent holds it, or else rank 0."""
+        """The key-value store at the address in the environment; torchrun's agent holds it, otherwise rank 0."""
         import torch.distributed as dist
 
         stores: Any = dist
@@ -123,11 +123,11 @@ class Launch:
         )  # fmt: skip
 
     def _round(self, store: Any, timeout: float) -> str:
-        """A name for this start of the ranks, which no other start has.
+        """A name for this start of the ranks that no other start has.
 
-        After a restart torchrun (torch 2.13) hands out the same store, with everything that the ranks before had
-        written into it: ranks that read one another's old addresses there wait for ever.  So every rank writes a
-        random word, rank 0 publishes the words of all, and the ranks go on when all have found their own in it.
+        After a restart torchrun (torch 2.13) hands out the same store, with everything that the previous ranks
+        wrote to it, and ranks that read each other's old addresses there wait forever.  So every rank writes a random
+        word, rank 0 publishes all words, and the ranks continue when each has found its own among them.
         """
         word, seen = secrets.token_hex(8), ""
         store.set(f"zeroblock/word/{self.rank}", word)
@@ -148,10 +148,10 @@ class Launch:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process; a rank that failed ends at once, so that nothing but its own status ends it.
+    """End this process; a rank that failed exits at once, so that nothing replaces its exit status.
 
-    torchrun sends SIGTERM to ranks that live on after another one, and the threads of a process group that was
-    not closed by all ranks may abort the interpreter while it ends.
+    torchrun sends SIGTERM to ranks that outlive another one, and the threads of a process group that not all ranks
+    closed may abort the interpreter while it exits.
 
     Args:
         code: the exit status.
@@ -160,6 +160,6 @@ def leave(code: int) -> NoReturn:
         sys.exit(code)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a pipe whose reader has gone, a stream that was closed
+        with contextlib.suppress(OSError, ValueError):  # a broken pipe or a closed stream
             stream.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Learners take the steps: zeroth-order methods, and backpropagation beside them."""
+"""Learners take the steps, by a zeroth-order method or by backpropagation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Learner(Protocol):
 
     @property
     def batches(self) -> int:
-        """How many batches the objective of the next step joins."""
+        """The number of batches in the objective of the next step."""
         ...
 
     def step(self, objectives: Sequence[Closure], lr: float) -> None:
@@ -43,31 +43,31 @@ class Learner(Protocol):
         ...
 
     def share(self, parts: int) -> slice:
-        """Which of a step's micro-batches this process measures.
+        """The slice of a step's micro-batches that this process measures.
 
         Args:
-            parts: how many there are.
+            parts: the number of micro-batches.
         """
         ...
 
     def agree(self) -> int:
-        """Refuse ranks with different weights, by name; the checksum of the weights that all have."""
+        """Return the checksum of the weights; an error names the ranks whose weights differ."""
         ...
 
     def flush(self) -> None:
-        """Wait until the listener has heard of every step taken."""
+        """Wait until the listener has been called for every step taken."""
         ...
 
     def settle(self) -> None:
-        """After the last step: write into the weights what was collected beside them."""
+        """After the last step, add the steps collected since the last fold to the weights."""
         ...
 
     def keep(self, folder: Path, tokenizer: Any) -> None:
         """Save the weights for ``from_pretrained``, unless the run can rebuild them.
 
         Args:
-            folder: where they go, in place of those kept before.
-            tokenizer: of the model.
+            folder: the folder to write, in place of earlier weights.
+            tokenizer: the model's tokenizer.
         """
         ...
 
@@ -77,7 +77,7 @@ class ZerothOrder:
 
     Args:
         optimizer: takes the steps.
-        listener: is called with every step.
+        listener: called with the record of every step.
     """
 
     def __init__(self, optimizer: ZeroOrder, listener: Listener) -> None:
@@ -115,16 +115,16 @@ class ZerothOrder:
         self.optimizer.settle()
 
     def keep(self, folder: Path, tokenizer: Any) -> None:
-        """The journal rebuilds the weights of any step."""
+        """Save nothing: the journal rebuilds the weights of any step."""
 
 
 class Backpropagation:
     """AdamW on all trainable parameters, without dropout, as everywhere in zeroblock.
 
     Args:
-        model: its trainable parameters move.
-        weight_decay: decoupled, on all of them.
-        listener: is called with every step.
+        model: the model to train.
+        weight_decay: decoupled weight decay, on all of them.
+        listener: called with the record of every step.
     """
 
     def __init__(self, model: nn.Module, weight_decay: float, listener: Listener) -> None:
@@ -174,7 +174,7 @@ def learner(config: Config, model: nn.Module, listener: Listener) -> Learner:
 
 
 def _parallel(config: Config) -> str:
-    """What the ranks share; one process alone joins nobody, but measures shared probes as several ranks would."""
+    """The optimizer's ``parallel``; a single process joins no ranks, but measures shared probes as several would."""
     up = dist.is_available() and dist.is_initialized()
     joins = up and (dist.get_world_size() > 1 or "probes" in (config.parallel or ""))
     return config.parallel if joins and config.parallel else "auto"

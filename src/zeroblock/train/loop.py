@@ -1,4 +1,4 @@
-"""Runs from the outside: start one, resume one, finish one, or measure a model without training."""
+"""Entry points: start, resume or finish a run, or measure a model without training."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from .workload import Workload, prepare, resolve
 
 
 def run(config: Config, out: str | Path, view: View | None = None) -> Result:
-    """Make a run in a folder of its own.
+    """Make a run in a new folder.
 
-    Where a process group is up, all of its ranks call this, and take the steps together; one of them writes.
+    In a process group, all ranks call this and take the steps together; one of them writes.
 
     Args:
-        config: what to do.
-        out: the folder; one that holds a run is refused.
+        config: the run's settings.
+        out: the folder; an error if it already holds a run.
         view: shows the run; by default nothing is shown.
     """
     config = resolve(config)
@@ -62,19 +62,19 @@ def resume(
         out: its folder; only the rank that writes needs to have it.
         view: shows the run; by default nothing is shown.
         force: accept other base weights and another version of the package.
-        trust_remote_code: run the code that comes with the model, whatever the folder says of it.
+        trust_remote_code: run the code that comes with the model, whatever the folder's configuration says.
         changes: settings of :data:`~zeroblock.train.config.EXECUTION` to change from here on.
     """
     with opened(out, Peers.here()) as (folder, peers):
         config = peers.first(lambda: _recorded(folder, trust_remote_code, changes))
-        config = config.replace(trust_remote_code=trust_remote_code)  # the leader decides for itself alone
+        config = config.replace(trust_remote_code=trust_remote_code)  # each rank decides for itself
         config = peers.together(lambda: decided(config))
         with measured_alike(config):
             return _continue(config, folder, view or Quiet(), peers, force)
 
 
 def _recorded(folder: Folder, trust_remote_code: bool, changes: Mapping[str, Any]) -> Config:
-    """The configuration of a run that can be continued; its folder is locked from here on."""
+    """Read the configuration of a run that can be continued, and lock its folder."""
     config = folder.config(trust_remote_code=trust_remote_code).replace(**changes)
     if folder.summary() is not None and folder.reported:
         raise ZeroBlockError(f"the run in {folder.path} has finished: see {folder.path / 'summary.md'}")
@@ -96,10 +96,10 @@ def _recorded(folder: Folder, trust_remote_code: bool, changes: Mapping[str, Any
 
 
 def make(config: Config, out: str | Path, view: View | None = None) -> Result:
-    """Finish a run, whatever there is of it: nothing, a part, or all.
+    """Finish a run: start it, continue it, or return its result if it has finished.
 
     Args:
-        config: the run's; a folder that holds another run is refused.
+        config: the run's settings; an error if the folder holds another run.
         out: its folder.
         view: shows the run; by default nothing is shown.
     """
@@ -119,7 +119,7 @@ def make(config: Config, out: str | Path, view: View | None = None) -> Result:
 
 
 def _same(config: Config, folder: Folder) -> Config:
-    """The configuration of the run in a folder, which has to be this one."""
+    """The configuration of the run in a folder; an error if that is another run."""
     changes = {name: getattr(config, name) for name in EXECUTION}
     there = folder.config(trust_remote_code=config.trust_remote_code).replace(**changes)
     config = as_begun(config, there)
@@ -138,7 +138,7 @@ def measure(config: Config, split: str, view: View | None = None) -> Evaluation:
     """Evaluate a model as it is: zero-shot, or with demonstrations.
 
     Args:
-        config: of the method ``zero-shot`` or ``icl``.
+        config: settings with the method ``zero-shot`` or ``icl``.
         split: ``dev`` or ``test``.
         view: shows the evaluation; by default nothing is shown.
     """
@@ -185,7 +185,7 @@ def _begin(config: Config, folder: Folder, view: View, peers: Peers, again: bool
 
 
 def _continue(config: Config, folder: Folder, view: View, peers: Peers, force: bool = False) -> Result:
-    """Go on with a run whose folder is locked."""
+    """Continue a run whose folder is locked."""
     summary = peers.first(folder.summary)
     if summary is not None:  # stopped before its report was written
         peers.first(folder.report)
@@ -223,7 +223,7 @@ def _continue(config: Config, folder: Folder, view: View, peers: Peers, force: b
 
 
 def _check_data(header: Header, folder: Folder, workload: Workload) -> None:
-    """Refuse data that are not those of the run."""
+    """Refuse data that are not the run's."""
     if header.data != workload.fingerprint:
         raise ZeroBlockError(
             f"the training data are not those that the run in {folder.path} began with (fingerprint "
@@ -242,7 +242,7 @@ def _kept(folder: Folder) -> str:
 
 
 def _with_fold(config: Config, header: Header, folder: Folder) -> Config:
-    """Take the fold that the run chose when it began, which its journal tells."""
+    """Set the fold that the run chose when it began, from its journal."""
     try:
         return config.replace(fold=header.method.get("fold", 1))
     except ZeroBlockError as error:

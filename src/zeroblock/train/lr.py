@@ -1,7 +1,7 @@
 """The learning rate of a step.
 
-It is a plain function of the step's number, so that resuming needs no state; only where a run's length is
-given in minutes does it depend on the clock, and then every record keeps the rate that its step took.
+It is a pure function of the step's number, so resuming needs no state.  If the length of a run is given in minutes, it
+also depends on the clock, and every record keeps the rate of its step.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def lr_at(config: Config, step: int, peak: float | None = None) -> float:
     """Return the learning rate of a step.
 
     Args:
-        config: its ``lr``, ``lr_schedule``, ``warmup`` and ``steps`` decide.
-        step: counts from 0.
-        peak: the largest rate, where the configuration has none.
+        config: provides ``lr``, ``lr_schedule``, ``warmup`` and ``steps``.
+        step: the step's number, from 0.
+        peak: the largest rate if ``config.lr`` is None.
 
     >>> config = Config(model="m", task="t", lr=1.0, steps=4, lr_schedule="linear")
     >>> [lr_at(config, step) for step in range(4)]
@@ -40,13 +40,13 @@ def lr_at(config: Config, step: int, peak: float | None = None) -> float:
 
 
 class Rates:
-    """The learning rates of one sitting of a run.
+    """The learning rates of one session of a run.
 
     Args:
-        config: of the run.
-        budget: of displacement, for runs without a learning rate.
-        end: when the sitting ends, on the monotonic clock; None if only its steps end it.
-        taken: the rates of the steps that the run has taken before.
+        config: the run's configuration.
+        budget: the budget of displacement, for runs without a learning rate.
+        end: the end of the session on the monotonic clock; None if it has no time limit.
+        taken: the rates of the steps that earlier sessions took.
     """
 
     def __init__(self, config: Config, budget: Budget | None, end: float | None, taken: Iterable[float] = ()) -> None:
@@ -56,20 +56,20 @@ class Rates:
         self._first: tuple[int, float] | None = None
 
     def at(self, step: int, left: float | None = None) -> float:
-        """The learning rate of a step that is about to be taken; ask for the steps in their order.
+        """The learning rate of the step about to be taken; call this once per step, in order.
 
         Args:
-            step: its number.
-            left: steps that are left by the clock of another process; by default by this one's.
+            step: the step's number.
+            left: the number of steps left by another process's clock; None uses this process's clock.
         """
         if self.budget is None or self.end is None:
             return lr_at(self.config, step, self._peak)
         lr = self.budget.rest(self._spent, self.left(step) if left is None else left)
-        self._spent += (lr * self.budget.weight) ** 2  # records hold the product with the schedule's weight
+        self._spent += (lr * self.budget.weight) ** 2  # as recorded: with the schedule's weight
         return lr
 
     def left(self, step: int) -> float:
-        """Steps that are left at the pace of this sitting; those of the configuration if no clock ends it."""
+        """The number of steps left at the pace of this session; without a time limit, all the configured steps left."""
         if self.end is None:
             return float(self.config.steps - step)
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Where the weights of a run rest, from its settings: decided before anything is loaded, and said."""
+"""Decides from a run's settings where its weights rest, before anything is loaded, and tells the user."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .config import Config
 
 
 def decided(config: Config) -> Config:
-    """The configuration with a place for its weights, if it gives a memory and they do not fit there.
+    """Return the configuration with ``offload`` set if it limits the memory and the weights do not fit.
 
     Args:
-        config: with its device and dtype.
+        config: with its dtype resolved.
     """
     on_cpu = models.find_device(config.device).type == "cpu"
     if config.offload == "host" and on_cpu:
@@ -38,11 +38,11 @@ def decided(config: Config) -> Config:
 
 
 def divided(config: Config, model: nn.Module) -> Division | None:
-    """How the memory of a run is divided; None where none is given and all weights stay, or are read from a file.
+    """Divide the memory of a run; None if it has no limit and all weights stay, or are read from a file.
 
     Args:
-        config: resolved.
-        model: may be on the meta device.
+        config: the resolved configuration.
+        model: the model, possibly on the meta device.
     """
     streams = config.offload is not None and models.find_device(config.device).type == "cuda"
     if config.memory is None and not streams:
@@ -59,13 +59,13 @@ def divided(config: Config, model: nn.Module) -> Division | None:
 
 
 def shelved(config: Config, model: nn.Module, folder: Path, tell: Callable[[str], None]) -> int | None:
-    """Put the weights of a run where they will rest; returns how long rows may be, where the memory limits them.
+    """Put the weights of a run on their shelf; return the most tokens per row, or None if memory does not limit them.
 
     Args:
-        config: resolved.
-        model: loaded on the host.
-        folder: of the run, which holds a file of weights.
-        tell: is called with lines for the user.
+        config: the resolved configuration.
+        model: the model, loaded on the host.
+        folder: the run's folder, for a file of weights.
+        tell: called with lines for the user.
     """
     division = divided(config, model)
     if division is not None:

@@ -1,7 +1,7 @@
-"""The ranks of a run: what they tell one another besides the losses of a step.
+"""The ranks of a run, and the messages between them besides the losses of a step.
 
-Every rank takes the same steps.  One of them, the leader, writes the run's folder; what it reads there, the others
-hear.  An error of one rank ends all of them.  Everything here also works in one process, which has no peers.
+Every rank takes the same steps.  One of them, the leader, writes the run's folder, and sends the others what it reads
+there.  An error on one rank ends all of them.  Everything here also works in one process, which has no peers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class RankError(ZeroBlockError):
-    """An error that all ranks know of.
+    """An error that ends all ranks.
 
     Args:
-        message: names the rank.
+        message: the text, with the rank that failed unless all did.
         shown: whether this rank is the one that prints it.
     """
 
@@ -33,14 +33,14 @@ class RankError(ZeroBlockError):
 
 @dataclass(frozen=True)
 class Peers:
-    """The ranks of a run, as one of them sees them.
+    """The ranks of a run, seen from one of them.
 
     >>> Peers().each(lambda: 3)
     [3]
 
     Args:
-        rank: of this process.
-        size: how many there are.
+        rank: the rank of this process.
+        size: the number of ranks.
         leader: the rank that writes.
         channel: sends small tensors; see :class:`~zeroblock.ranks.channel.Channel`.
     """
@@ -52,7 +52,7 @@ class Peers:
 
     @classmethod
     def here(cls) -> Peers:
-        """The ranks of the process group that is up; one process alone if there is none."""
+        """The ranks of the current process group; a single process if there is none."""
         import torch
         import torch.distributed as dist
 
@@ -75,13 +75,13 @@ class Peers:
         return self.rank == self.leader
 
     def each(self, work: Callable[[], T]) -> list[T]:
-        """Do something on every rank; all of them get all results, in the order of ranks.
+        """Call a function on every rank; every rank gets all results, in the order of ranks.
 
-        If a rank fails, all fail: rank 0 prints an error of the user's making, with the name of its rank; errors of
-        other kinds are raised as they are where they happened.
+        If one rank fails, all fail: rank 0 prints a ZeroBlockError with the number of its rank; other errors are raised
+        unchanged on the rank where they happened.
 
         Args:
-            work: done here; its result must be picklable, and small, because every rank gets that of every other.
+            work: the function; its result must be picklable, and small, because every rank gets it.
         """
         if self.size == 1:
             return [work()]
@@ -105,13 +105,13 @@ class Peers:
         raise RankError(message, self.rank == 0 and first.known) from error
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do something on every rank, and keep the result to oneself; if a rank fails, all fail."""
+        """Call a function on every rank, without exchanging the results; if one rank fails, all fail."""
         results: list[T] = []
         self.each(lambda: results.append(work()))
         return results[0]
 
     def first(self, work: Callable[[], T]) -> T:
-        """Do something on the leader; all ranks get its result, of any size, or its error."""
+        """Call a function on the leader; all ranks get its result, of any size, or its error."""
         if self.size == 1:
             return work()
         import torch.distributed as dist
@@ -127,11 +127,11 @@ class Peers:
         return box[0]  # type: ignore[no-any-return]
 
     def agree(self, facts: Mapping[str, object], advice: str) -> None:
-        """Refuse a rank whose facts are not those of rank 0, by its number.
+        """Raise an error that names the first rank whose facts differ from those of rank 0.
 
         Args:
-            facts: by the name that the message gives them.
-            advice: how to mend it.
+            facts: values, by the name that the message gives them.
+            advice: the fix, for the message.
         """
         if self.size == 1:
             return
@@ -155,7 +155,7 @@ class Peers:
 
 @dataclass(frozen=True)
 class _Failure:
-    """An error as the other ranks hear of it."""
+    """An error in the form that is sent to the other ranks."""
 
     text: str
     known: bool

@@ -1,4 +1,4 @@
-"""What steps cost: measured when a run with an economical schedule begins, and kept with its configuration."""
+"""The cost of steps, measured when a run with an economical schedule begins and kept in its configuration."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from .workload import Workload
 ECONOMICAL = "economical"
 ALONE = Peers()
 ROUNDS = 3
-"""Steps that are timed per block when a run begins: enough for probabilities that go with the root of the cost."""
+"""Steps timed per block when a run begins: enough, because probabilities depend on the square root of the cost."""
 
 
 def priced(workload: Workload, tell: Callable[[str], None], peers: Peers = ALONE) -> Workload:
-    """The workload with the costs of blocks in its schedule, if that is economical and has none.
+    """Put measured costs of the blocks into the schedule of a workload, if that is economical and has none.
 
-    Several ranks all measure, each by itself, and take what the leader has measured.
+    Every rank measures by itself, and all take the costs that the leader measured.
 
     Args:
-        workload: of a run that has not begun; its weights come out as they were.
-        tell: is told what is going on.
+        workload: the workload of a run that has not begun; its weights are the same on return.
+        tell: called with lines for the user.
         peers: the ranks.
     """
     config = workload.config
     if config.schedule != ECONOMICAL:
         return workload
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ZeroBlockWarning)  # of a process that goes its own way, as it should
+        warnings.simplefilter("ignore", ZeroBlockWarning)  # about ranks that step separately, as they should here
         optimizer = compose.optimizer(config, workload.model, parallel=None)
     optimizer.lr = 0.0
     tell(f"timing steps on a few of {len(optimizer.blocks)} blocks")

@@ -1,4 +1,4 @@
-"""A session: one sitting of a run, from the step it has reached to its end or to where it is stopped."""
+"""A session of a run, from the step that the run has reached to its end or to a stop."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from .workload import Workload
 BUFFERED_STEPS = 10_000
 """Steps that are kept in memory before they are written to ``steps.csv``."""
 CHECKSUM_STEPS = 100
-"""Steps after which the ranks compare their weights; they also do before every evaluation and every snapshot."""
+"""Steps between comparisons of the ranks' weights; evaluations and snapshots also begin with one."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended.
+    """The result of a run.
 
     Args:
-        folder: where it is.
-        steps: the number of steps it has taken.
+        folder: the run's folder.
+        steps: the number of steps that the run has taken.
         summary: the content of ``summary.json``; None if the run was stopped before its end.
         reason: why it was stopped; empty if it finished.
-        code: the exit status to match.
+        code: the matching exit status.
     """
 
     folder: Path
@@ -63,12 +63,12 @@ class Result:
 
 
 class Session:
-    """One sitting of a run.
+    """One session of a run.
 
     Args:
-        workload: what it works on.
-        folder: where it writes; locked by this process.
-        view: shows it.
+        workload: the model, the task and the data.
+        folder: the run's folder, locked by this process.
+        view: shows the run.
         journal: takes the records; None for methods without a journal.
         peers: the ranks that take the steps together.
     """
@@ -84,22 +84,22 @@ class Session:
         self.meter = Meter(self.config.steps, self.learner.blocks if self.learner else (), self._moves())
         self.tracker: Tracker = Silent()
         self.recorded = 0
-        """Steps that the run has taken, those still to be replayed among them."""
+        """Steps that the run has taken, including those still to be replayed."""
         self.skipped = 0
         """Steps that moved nothing, because their loss was not finite."""
         self.past: Sequence[Record] = ()
         """The records of a resumed run, until they have been replayed."""
         self.unwritten: list[Record] = []
-        """Steps that ``steps.csv`` lacks."""
+        """Steps that are not in ``steps.csv`` yet."""
         self.progressed = False
-        """Whether this sitting has added to the run. One that the clock ends must, or the run would never end."""
+        """Whether this session has added to the run; the clock ends it only then, or the run might never end."""
         self.proved = -1
         """The last step at which the ranks compared their weights."""
         self.seconds_before = 0.0
         self.start = time.monotonic()
 
     def _moves(self) -> Moves | None:
-        """The relative sizes of the steps to come."""
+        """Computes the relative sizes of steps; None for other methods than zeroth-order ones."""
         if not isinstance(self.learner, ZerothOrder):
             return None
         optimizer = self.learner.optimizer
@@ -109,7 +109,7 @@ class Session:
 
     @property
     def sharded(self) -> bool:
-        """Whether every rank holds a part of the weights, so that all take the same passes."""
+        """Whether every rank holds a part of the weights, so that all must take the same passes."""
         return isinstance(self.learner, ZerothOrder) and self.learner.optimizer.weights.sharded
 
     @property
@@ -119,7 +119,7 @@ class Session:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """For the journal's header: what it takes to make the weights of step 0, besides the name of the base."""
+        """Fields of the journal's header that, with the name of the base, determine the weights of step 0."""
         made = self.config.adapter
         origin: dict[str, Any] = {"adapter": made.record(self.workload.model)} if made else {}
         if self.config.weights is not None:
@@ -128,7 +128,7 @@ class Session:
         return origin | ({"dtype": self.config.dtype} if len(dtypes) > 1 else {})
 
     def _settle_start(self) -> None:
-        """Keep the start of a prefix with the run, or take the one that is kept: another machine computes another."""
+        """Save the start of a prefix with the run, or restore the saved one: another machine computes another."""
         if self.journal is not None:
             adapter.restart_(self.workload.model, self.folder.path)
         else:
@@ -137,13 +137,13 @@ class Session:
 
     @property
     def steps(self) -> int:
-        """Steps that the weights have taken."""
+        """Steps that have been applied to the weights."""
         return self.learner.steps if self.learner else 0
 
     def restore(self, header: Header, records: Sequence[Record], force: bool) -> None:
-        """Take up a run where its records end, or at the first evaluation that was lost.
+        """Continue a run at the end of its records, or at the first evaluation that was lost.
 
-        The weights follow in :meth:`_catch_up`.
+        :meth:`_catch_up` then brings the weights there.
         """
         assert isinstance(self.learner, ZerothOrder)
         optimizer = self.learner.optimizer
@@ -170,7 +170,7 @@ class Session:
     def _catch_up(self, evaluations: Sequence[int], stop: Stop) -> None:
         """Replay to the end of the records or to the next evaluation.
 
-        A replay that is stopped leaves weights of no use; the files are not touched.
+        A replay that is stopped leaves unusable weights, but does not change any files.
         """
         assert isinstance(self.learner, ZerothOrder)
         first = self.steps
@@ -187,7 +187,7 @@ class Session:
             self.past = ()
 
     def go(self) -> Result:
-        """Run to the end, or to where the run is stopped."""
+        """Run until the end, or until the run is stopped."""
         for note in self.workload.notes:
             self.view.note(note)
         if self.adapted:
@@ -212,11 +212,11 @@ class Session:
                 return Result(self.folder.path, self.recorded, None, stop.reason, stop.code)
             except Exception as error:
                 self._rescue()
-                if self.sharded and self.peers.size > 1 and is_lost(error):  # in a pass, which has not named anybody
+                if self.sharded and self.peers.size > 1 and is_lost(error):  # in a pass, whose error names no rank
                     raise self.peers.channel.broken(error) from error
                 raise
             self._flush()
-            self._sync()  # a journal that was lost is an error now, and not a summary
+            self._sync()  # a lost journal must raise an error before there is a summary
             summary = self._summary()
             self.folder.finish(summary)
             return Result(self.folder.path, self.steps, summary)
@@ -236,7 +236,7 @@ class Session:
                 self._evaluate(stop, meet)
             if self.learner is None or self.steps >= config.steps:
                 return
-            ends = self.journal is None or config.timed  # with the time, and not to be resumed
+            ends = self.journal is None or config.timed  # a time limit completes the run: nothing will resume it
             if meetings.late and self.steps and not self.past and ends:
                 self._evaluate(stop, meet)
                 return
@@ -257,7 +257,7 @@ class Session:
                 self._snapshot()
 
     def _rates(self, stop: Stop) -> Rates:
-        """The learning rates of this sitting."""
+        """The learning rates of this session."""
         budget = None
         if self.config.lr is None and isinstance(self.learner, ZerothOrder):
             budget = Budget.of(self.learner.optimizer)
@@ -288,7 +288,7 @@ class Session:
         if self.learner is not None:
             self.learner.settle()  # only the last evaluation needs it: the others come after a fold
         missing = [split for split in self.workload.exams if split not in self.folder.splits_at(self.steps)]
-        if missing and self.sharded and self.progressed:  # an evaluation of sharded weights is not left midway
+        if missing and self.sharded and self.progressed:  # an evaluation of sharded weights cannot be stopped
             meet(now=True)
         if missing:
             self._prove()
@@ -297,7 +297,7 @@ class Session:
 
             def check(done: int, split: str = split, n: int = len(exam.examples)) -> None:
                 resumable = self.journal is not None and not self.config.timed
-                if not self.sharded:  # else all ranks pass all examples, and stop after the same one: the last
+                if not self.sharded:  # with shards, all ranks must evaluate all examples
                     stop.check(clock=self.learner is None or (self.progressed and resumable))
                 self.view.evaluating(self.steps, split, done, n)
 
@@ -313,7 +313,7 @@ class Session:
         self.meter.pause()
 
     def _keep(self) -> None:
-        """Keep weights or adapter if dev selects them, so far; a journal keeps the weights of every step."""
+        """Save weights or adapter if dev selects this step so far; a journal keeps the weights of every step."""
         chosen = select_measured(self.config, self.folder.measurements)
         if chosen is None or chosen.step != self.steps or not self.peers.leads:
             return
@@ -323,7 +323,7 @@ class Session:
             self.learner.keep(self.folder.model, self.workload.evaluator.tokenizer)
 
     def _flush(self) -> None:
-        """Wait for every step that was submitted, and write it down."""
+        """Wait for all submitted steps, and write them to ``steps.csv``."""
         if self.learner is not None:
             try:
                 self.learner.flush()
@@ -335,13 +335,13 @@ class Session:
         self.unwritten.clear()
 
     def _sync(self) -> None:
-        """Have the journal on the disk; it raises an error if its file was deleted or cut."""
+        """Force the journal to disk; raises an error if its file was deleted or cut."""
         if self.journal is not None:
             self.journal.sync()
 
     def _rescue(self) -> None:
-        """Write down the steps that were under way when something failed; the failure is what is reported."""
-        for _ in range(MAX_STEPS + 1):  # each attempt that fails has one step fewer before it
+        """Write the steps that were under way when an error was raised; further errors here are ignored."""
+        for _ in range(MAX_STEPS + 1):  # each failed attempt leaves one step fewer
             with contextlib.suppress(Exception):
                 self._flush()
                 return
@@ -349,12 +349,12 @@ class Session:
     def _snapshot(self) -> None:
         if isinstance(self.learner, ZerothOrder):
             self.learner.flush()
-            self._sync()  # a snapshot must not know of steps that the journal may lose
+            self._sync()  # a snapshot must not contain steps that the journal may lose
             self._prove()
             snapshot.save(self.folder.snapshot, self.learner.optimizer, writes=self.peers.leads)
 
     def _prove(self) -> None:
-        """Compare the weights of all ranks, once per step, and write down what they agree on."""
+        """Compare the weights of all ranks, at most once per step, and write down their checksum."""
         if self.learner is None or self.peers.size == 1 or self.proved == self.steps:
             return
         self._flush()
@@ -363,7 +363,7 @@ class Session:
 
     @property
     def elapsed(self) -> float:
-        """Seconds that the run has taken; earlier sittings count up to their last evaluation."""
+        """Seconds that the run has taken; earlier sessions count up to their last evaluation."""
         return self.seconds_before + time.monotonic() - self.start
 
     def _summary(self) -> dict[str, Any]:
@@ -379,7 +379,7 @@ class Session:
 
 @contextlib.contextmanager
 def out_of_memory(resume: str = "") -> Iterator[None]:
-    """Turn memory that runs out into one line of advice.
+    """Turn an out-of-memory error into one line of advice.
 
     Args:
         resume: the command that continues the run; empty if there is none.

@@ -1,7 +1,7 @@
 """Weights on the disk: snapshots, which shorten the replay of a resumed run, and folders for ``from_pretrained``.
 
-A snapshot holds the weights and the optimizer's state of one step.  A run never depends on it: one that is damaged,
-or belongs to another run, is left alone.
+A snapshot holds the weights and the optimizer's state of one step.  A run never depends on it: a snapshot
+that is damaged, or belongs to another run, is ignored.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ DTYPES[quantise.BYTES] = "F8_E4M3"
 
 
 def save(folder: Path, optimizer: ZeroOrder, *, writes: bool = True) -> None:
-    """Write a snapshot in place of the one that is there; a kill leaves one of the two.
+    """Write a snapshot in place of the previous one; a kill leaves one of the two.
 
-    Of weights that are sharded every process calls this, and the file holds whole tensors, which any number of
-    processes can load.  A rule's state in shards is of no use to others, so then there is no snapshot.
+    If the weights are sharded, every process calls this, and the file holds whole tensors, which any number of
+    processes can load.  A rule's sharded state is useless to other processes, so such a run writes no snapshot.
 
     Args:
-        folder: where it goes.
-        optimizer: its parameters are the weights; it has taken at least one step.
+        folder: the snapshot's folder.
+        optimizer: the optimizer of the weights, after at least one step.
         writes: whether this process is the one that writes.
     """
     assert optimizer.record is not None
@@ -62,13 +62,13 @@ def save(folder: Path, optimizer: ZeroOrder, *, writes: bool = True) -> None:
 
 
 def _holds_tensors(state: dict[str, Any]) -> bool:
-    """Whether an optimizer's state has tensors, which are as large as the shards that a process has."""
+    """Whether an optimizer's state has tensors, which are sharded if the weights are."""
     values = (value for one in state["state"].values() for value in one.values())
     return bool(state.get("held")) or any(isinstance(value, torch.Tensor) for value in values)
 
 
 def _whole(optimizer: ZeroOrder, name: str, kept: bool) -> torch.Tensor:
-    """A tensor of the weights as one process would hold it; gathered ones are kept on the host, and where wanted."""
+    """A whole tensor of the weights; a gathered one goes to the host, or is dropped unless it is to be kept."""
     whole = optimizer.weights.whole(name).contiguous()
     if name in optimizer.weights.boxes:
         whole = whole.cpu() if kept else whole.new_empty(0)
@@ -76,13 +76,13 @@ def _whole(optimizer: ZeroOrder, name: str, kept: bool) -> torch.Tensor:
 
 
 def save_model(folder: Path, model: Any, tokenizer: Any, step: int) -> None:
-    """Write a folder for ``from_pretrained`` in place of the one that is there; a kill leaves one of the two.
+    """Write a folder for ``from_pretrained`` in place of the previous one; a kill leaves one of the two.
 
     Args:
-        folder: where it goes.
-        model: of transformers.
-        tokenizer: of the model.
-        step: whose weights they are, for messages.
+        folder: the folder to write.
+        model: a model of transformers.
+        tokenizer: the model's tokenizer.
+        step: the step of the weights, for messages.
     """
     from .. import model as models
 
@@ -92,24 +92,24 @@ def save_model(folder: Path, model: Any, tokenizer: Any, step: int) -> None:
 
 @contextlib.contextmanager
 def _replacing(folder: Path, what: str, advice: str) -> Iterator[Path]:
-    """A new folder that takes the place of another one at the end; a kill leaves one of the two.
+    """A new folder that replaces another one on exit; a kill leaves one of the two.
 
     Args:
-        folder: the place.
-        what: is written, for the message if the disk is full.
-        advice: of that message, after the space is freed.
+        folder: the folder to replace.
+        what: the name of the content, for the message if the disk is full.
+        advice: the end of that message, for after the space is freed.
     """
     from safetensors import SafetensorError
 
     old = folder.with_name(f"{folder.name}.old")
-    atomic.remove_draft_folders(folder.parent)  # of this process, if a signal came while it wrote one
+    atomic.remove_draft_folders(folder.parent)  # left by this process, if a signal interrupted a write
     new = folder.parent / f".snapshot.{secrets.token_hex(4)}.part"
     try:
         new.mkdir()
         yield new
         for file in new.iterdir():
             _sync(file)
-    except (SafetensorError, RuntimeError, OSError) as error:  # a full disk, in the words of three libraries
+    except (SafetensorError, RuntimeError, OSError) as error:  # how three libraries report a full disk
         shutil.rmtree(new, ignore_errors=True)
         reason = str(error).strip().splitlines()[0]
         raise ZeroBlockError(
@@ -123,19 +123,19 @@ def _replacing(folder: Path, what: str, advice: str) -> Iterator[Path]:
 
 
 def load(folder: Path, optimizer: ZeroOrder, records: Sequence[Record]) -> str:
-    """Bring an optimizer and its model to the snapshot's step, if there is a sound snapshot.
+    """Bring an optimizer and its model to the snapshot's step, if there is a valid snapshot.
 
     Args:
-        folder: where it may be.
-        optimizer: of the same run, at step 0.
-        records: the steps to compare with; a snapshot beyond them, or of another run, is left alone.
+        folder: the snapshot's folder, which need not exist.
+        optimizer: an optimizer of the same run, at step 0.
+        records: the steps to compare with; a snapshot beyond them, or of another run, is ignored.
 
     Returns:
-        Why a snapshot that exists was not used; empty otherwise.
+        The reason why a snapshot could not be used; empty otherwise.
     """
     from safetensors import safe_open
 
-    places = (folder, folder.with_name(f"{folder.name}.old"))  # the old one, if a kill came between two renames
+    places = (folder, folder.with_name(f"{folder.name}.old"))  # the old one, after a kill between two renames
     place = next((place for place in places if (place / WEIGHTS).exists() and (place / STATE).exists()), None)
     if place is None:
         return ""
@@ -145,7 +145,7 @@ def load(folder: Path, optimizer: ZeroOrder, records: Sequence[Record]) -> str:
         steps = state["steps"]
         if type(steps) is not int or steps < 1:
             raise TypeError(f"steps is {steps!r}")
-    except Exception as error:  # whatever a library makes of bytes that are not its own
+    except Exception as error:  # libraries raise all kinds of errors on foreign bytes
         return f"the snapshot is damaged ({type(error).__name__})"
     if steps > len(records):
         return ""
@@ -167,7 +167,7 @@ def load(folder: Path, optimizer: ZeroOrder, records: Sequence[Record]) -> str:
         except Exception as error:
             optimizer.load_state_dict(before)
             return f"the snapshot is damaged ({' '.join(str(error).split())})"
-        with torch.no_grad():  # nothing of it can be refused any more
+        with torch.no_grad():  # everything has been checked
             for name, param in optimizer.params.items():
                 box, value = optimizer.weights.boxes.get(name), weights.get_tensor(name)
                 local(param).copy_(value if box is None else value[box.slices])
@@ -186,12 +186,12 @@ def _check(weights: Any, optimizer: ZeroOrder) -> None:
 
 
 def _identity(record: Record) -> str:
-    """The part of a step that a journal keeps."""
+    """The part of a record that a journal keeps, as text."""
     return repr((record.step, record.block, record.coeffs, record.lr, record.loss))
 
 
 def _remove(place: Path) -> None:
-    """Remove a folder, or the link that stands in its place."""
+    """Remove a folder, or a link in its place."""
     if place.is_symlink():
         place.unlink()
     else:

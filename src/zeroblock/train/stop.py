@@ -10,11 +10,11 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ECHO_SECONDS = 2.0
-"""Under torchrun, Ctrl-C reaches a rank twice, from the terminal and from torchrun: signals this close are one."""
+"""Under torchrun, Ctrl-C reaches a rank twice, from the terminal and from torchrun: signals this close count as one."""
 
 
 class Stopped(Exception):  # noqa: N818 (nothing went wrong)
-    """Raised out of work that can be left at any point, such as an evaluation."""
+    """Raised in work that can be stopped at any point, such as an evaluation."""
 
 
 class Stop:
@@ -22,19 +22,19 @@ class Stop:
 
     Args:
         minutes: the time allowed; None for no limit.
-        echo: seconds in which a second signal counts as the first.
+        echo: seconds within which a second signal counts as a repetition of the first.
     """
 
     def __init__(self, minutes: float | None = None, echo: float = 0.0) -> None:
         self.signal: int | None = None
-        """The signal that came, if one did."""
+        """The signal that was received, if any."""
         self._echo, self._came = echo, 0.0
         self.end = None if minutes is None else time.monotonic() + 60 * minutes
-        """When the time is up, on the monotonic clock."""
+        """The end of the time allowed, on the monotonic clock."""
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
             self._handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
@@ -53,10 +53,10 @@ class Stop:
         self.signal, self._came = number, time.monotonic()
 
     def heard(self, number: int | None, late: bool) -> None:
-        """Take over what all ranks have agreed on.
+        """Take over the reason that all ranks have agreed on.
 
         Args:
-            number: the signal that one of them got, if one did.
+            number: the signal that one of them received, if any.
             late: whether the time is up.
         """
         self.signal = number
@@ -64,7 +64,7 @@ class Stop:
 
     @property
     def reason(self) -> str:
-        """Why to stop, in a few words; empty while there is no reason."""
+        """The reason to stop, in a few words; empty while there is none."""
         if self.signal is not None:
             return "interrupted" if self.signal == signal.SIGINT else "terminated"
         return "the time is up" if self.late else ""
@@ -76,14 +76,14 @@ class Stop:
 
     @property
     def code(self) -> int:
-        """The exit status: 128 plus the signal, as shells have it; 0 if only the time is up."""
+        """The exit status: 128 plus the signal, as in shells; 0 if only the time is up."""
         return 0 if self.signal is None else 128 + self.signal
 
     def check(self, *, clock: bool = True) -> None:
         """Raise :class:`Stopped` if there is a reason to stop.
 
         Args:
-            clock: whether the end of the time is a reason.
+            clock: whether the time limit is a reason.
         """
         if self.signal is not None or (clock and self.late):
             raise Stopped(self.reason)

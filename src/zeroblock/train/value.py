@@ -12,7 +12,7 @@ from ..errors import ZeroBlockError, unknown
 
 
 def choices(kind: Any) -> tuple[str, ...]:
-    """The values that a setting of this type may take, where they are listed; else nothing."""
+    """The values that a ``Literal`` in this type lists; empty without one."""
     kinds = [kind, *typing.get_args(kind)]
     return next((typing.get_args(k) for k in kinds if typing.get_origin(k) is Literal), ())
 
@@ -43,5 +43,5 @@ def checked(name: str, kind: Any, value: Any) -> Any:
 def toml(value: Any) -> str:
     """Write a value as TOML."""
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one character TOML escapes more
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML escapes, unlike JSON
     return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -34,11 +34,11 @@ class Workload:
     """Everything that a run works on.
 
     Args:
-        config: resolved.
-        model: on its device, in evaluation mode.
-        engine: of the model.
-        task: what the model learns.
-        evaluator: of the task.
+        config: the resolved configuration.
+        model: the model, on its device and in evaluation mode.
+        engine: the model's engine.
+        task: the task to learn.
+        evaluator: the task's evaluator.
         train: the training examples as the objective reads them, each with the index of its right option.
         train_exam: the training examples as they are evaluated, if a metric is the objective; else None.
         exams: the evaluated examples, by split.
@@ -75,11 +75,11 @@ class Workload:
     def objectives(
         self, batch: Sequence[int], share: Callable[[int], slice] = lambda parts: slice(None)
     ) -> list[Closure]:
-        """The objective on a step's examples, one per micro-batch.
+        """The objectives of a step, one per micro-batch.
 
         Args:
             batch: indices of training examples.
-            share: which micro-batches this process measures, by their number; all of them by default.
+            share: returns the slice of micro-batches that this process measures, from their number; by default all.
         """
         parts = self.cut(batch)
         return [self._objective(part) for part in parts[share(len(parts))]]
@@ -107,7 +107,7 @@ class Missed(Objective):
     """One minus the metric of some examples; NaN if the scores are NaN.
 
     Args:
-        evaluator: measures them.
+        evaluator: measures the examples.
         exam: the examples.
     """
 
@@ -125,9 +125,9 @@ class Missed(Objective):
 
 
 def resolve(config: Config) -> Config:
-    """Decide what a configuration leaves open, and make its paths absolute."""
+    """Set the values that a configuration leaves open, and make its paths absolute."""
     device = models.find_device(config.device)
-    # Adam's steps are far below the grid of 16-bit weights, and nothing here rounds them stochastically
+    # Adam's steps are far smaller than the spacing of 16-bit weights, and ft does not round stochastically
     dtype = "fp32" if config.dtype == "auto" and config.method == BACKPROPAGATION else config.dtype
     names = {kind: name for name, kind in models.DTYPES.items()}
     config = config.replace(
@@ -153,10 +153,10 @@ def prepare(
     """Load and encode the data and the model; bad rows are reported before the model is loaded.
 
     Args:
-        config: resolved.
+        config: the resolved configuration.
         splits: the splits to evaluate on.
-        tell: is called with a line about each stage.
-        folder: of the run, where weights may rest in a file.
+        tell: called with a line about each stage.
+        folder: the run's folder, for a file of weights.
     """
     tokenizer = cache.tokenizer(config)
     choices = {name: value for name in ("turns", "ending", "metric") if (value := getattr(config, name)) is not None}
@@ -220,7 +220,7 @@ def engine_of(config: Config, model: nn.Module) -> Engine:
 def _notes(
     task: tasks.Task, encoder: tasks.Encoder, exams: dict[str, Exam], cut: dict[str, list[tasks.Example]]
 ) -> list[str]:
-    """Say which examples did not fit."""
+    """Notes for the user about examples that did not fit."""
     notes = []
     if any(cut.values()):
         counts = ", ".join(f"{len(examples)} {name}" for name, examples in cut.items() if examples)
@@ -240,7 +240,7 @@ def _notes(
 def _training_examples(
     config: Config, task: tasks.Task, encoder: tasks.Encoder, examples: Sequence[tasks.Example]
 ) -> tuple[list[tasks.Example], list[tuple[tasks.Encoded, int]]]:
-    """The examples to train on, and the same as the objective reads them."""
+    """The examples to train on, as they are and as the objective reads them."""
     pairs = [(example, task.training_pair(encoder, example)) for example in examples]
     if config.train_tokens is not None:
         pairs = [(e, pair) for e, pair in pairs if max(len(ids) for ids, _ in pair[0].rows) <= config.train_tokens]
@@ -250,12 +250,12 @@ def _training_examples(
 
 
 def _is_own(task: str) -> bool:
-    """Whether a task's name means data of the user's; zeroblock's own names do not, whatever files are called."""
+    """Whether a task's name means the user's own data; a built-in name does not, even if a file has that name."""
     return task not in tasks.TASKS and (is_path(task) or is_hub(task))
 
 
 def _is_local(model: str) -> bool:
-    """Whether a model's name means a file or folder; zeroblock's own names do not, whatever files are called."""
+    """Whether a model's name means a file or folder; a built-in name does not, even if a file has that name."""
     return model not in models.NAMES and Path(model).expanduser().exists()
 
 
