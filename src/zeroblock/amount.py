@@ -12,7 +12,7 @@ MAX_BYTES = 1 << 63
 
 
 def nbytes(text: str) -> int:
-    """Bytes of an amount of memory.
+    """The number of bytes in an amount of memory.
 
     >>> nbytes("8GB"), nbytes("1.5 GiB")
     (8000000000, 1610612736)

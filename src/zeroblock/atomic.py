@@ -18,10 +18,10 @@ _DRAFT_FOLDER = re.compile(r"\.snapshot\.[a-z0-9_]{8}\.part")  # the names of te
 
 
 def write(path: Path, data: str | bytes) -> None:
-    """Write a file in one stroke: a kill leaves the old file or the new one.
+    """Write a file atomically: a kill leaves the old file or the new one.
 
-    The draft has a name that nobody can guess and must not exist yet, so no link is followed; a
-    link under the final name is replaced, and its target stays as it is.
+    The draft has a name that no one can guess and must not exist yet, so no link is followed; a
+    link under the final name is replaced, and its target stays unchanged.
 
     Args:
         path: the file; its folder exists.
@@ -39,12 +39,12 @@ def write(path: Path, data: str | bytes) -> None:
 
 
 def append(path: Path) -> BinaryIO:
-    """Open a file for appending, made if need be; a link is refused."""
+    """Open a file for appending, and create it if needed; refuse a link."""
     return open(_open(path, os.O_WRONLY | os.O_APPEND), "ab")
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock file for reading and writing, made if need be; a link is refused, and so is a hard link.
+    """Open a lock file for reading and writing, and create it if needed; refuse symbolic and hard links.
 
     The holder of the lock overwrites the file, which must therefore have no other name.
     """
@@ -69,7 +69,7 @@ def _link(path: Path) -> OSError:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder if need be; a link in its place is refused."""
+    """Create a folder if needed; refuse a link in its place."""
     if path.is_symlink():
         raise _link(path)
     path.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def remove_drafts(folder: Path) -> None:
 
 
 def remove_draft_folders(folder: Path) -> None:
-    """Remove the drafts of snapshots, each as large as the model; the target of a link stays as it is."""
+    """Remove draft snapshots, each as large as the model; of a link, remove the link and not its target."""
     for path in folder.glob(".snapshot.*.part"):
         if not _DRAFT_FOLDER.fullmatch(path.name):
             continue

@@ -26,7 +26,7 @@ class Block:
     """Parameters that are perturbed and moved together.
 
     Args:
-        name: what people read, usually the path of a module.
+        name: the name shown to people, usually the path of a module.
         params: exact names, as in ``model.named_parameters()``.
     """
 
@@ -53,12 +53,12 @@ def layers(model: nn.Module, k: int = 1) -> tuple[Block, ...]:
     """One block for every ``k`` consecutive layers, and one for each module outside them.
 
     Layers are the items of the model's outermost ``nn.ModuleList``.  On OPT-1.3B
-    this gives embed_tokens (the tied head with it), embed_positions, 24 layers and
+    this gives embed_tokens (with the tied head), embed_positions, 24 layers and
     final_layer_norm: N = 27.
 
     Args:
         model: any module with a ``ModuleList`` of layers: decoder, encoder, both, or wrapped by PEFT.
-        k: layers per block; a last, shorter block takes what remains.
+        k: layers per block; the last block has fewer if k does not divide the number of layers.
     """
     if k < 1:
         raise ZeroBlockError(f"layers(k={k}): a block holds at least one layer")
@@ -73,9 +73,9 @@ def layers(model: nn.Module, k: int = 1) -> tuple[Block, ...]:
 
 
 def linears(model: nn.Module) -> tuple[Block, ...]:
-    """One block for every module with a matrix inside a layer, and one for each module outside.
+    """One block for every module with a matrix inside a layer, and one for each module outside the layers.
 
-    A layer's vectors (norms) join the matrix before them, or its first one.
+    A layer's vectors (norms) join the matrix before them, or the layer's first matrix.
     """
     before, stacks, after = _anatomy(model)
     trainable = dict(model.named_parameters())
@@ -99,7 +99,7 @@ def explicit(model: nn.Module, blocks: Sequence[Block | Iterable[str]]) -> tuple
     """The user's own blocks, checked: known names, each trainable parameter exactly once.
 
     Args:
-        model: the model they cut.
+        model: the model that the blocks partition.
         blocks: ``Block``s, or lists of parameter names.
     """
     cut = tuple(b if isinstance(b, Block) else Block(f"block {i}", tuple(b)) for i, b in enumerate(blocks))
@@ -144,7 +144,7 @@ def by_name(text: str) -> Partition:
 
 
 def stacks(model: nn.Module) -> list[str]:
-    """Paths of the lists of layers; lists inside a layer (experts, say) are the layer's own."""
+    """Paths of the lists of layers; a list inside a layer (such as its experts) belongs to that layer."""
     paths: list[str] = []
     for path, module in model.named_modules():
         inside = any(path.startswith(_dotted(stack)) for stack in paths)
@@ -181,7 +181,7 @@ def refuse_packed(name: str, param: Tensor) -> None:
 
 
 def is_packed(tensor: Tensor) -> bool:
-    """Whether a weight is stored in a quantised form, which no small step can move; our own integers can."""
+    """Whether a weight is stored in a quantised form that no small step can move; our own integers can be moved."""
     kind = type(tensor)
     if issubclass(kind, Codes):
         return False
@@ -208,7 +208,7 @@ def _by_owner(names: Iterable[str]) -> list[tuple[str, list[str]]]:
 
 
 def _anatomy(model: nn.Module) -> tuple[list[Named], list[list[Named]], list[Named]]:
-    """Modules before the layers, stacks of layers, modules after them; empty ones left out."""
+    """Modules before the layers, stacks of layers, and modules after them, if they have trainable parameters."""
     paths = stacks(model)
     names = _trainable(model)
     layer_of = re.compile("|".join(rf"^{re.escape(_dotted(stack))}\d+(?=\.)" for stack in paths) or r"(?!)")

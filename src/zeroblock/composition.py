@@ -1,4 +1,4 @@
-"""A composition of parts: refused where it cannot work, and described in words."""
+"""Compositions of parts: refuse those that cannot work, and describe them in words."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Fixed(Generic[T]):
 
 
 def check_model(model: object) -> nn.Module:
-    """The model without a wrapper for several processes; parameters, which other optimizers take, are refused."""
+    """Return the model without a wrapper for several processes; refuse parameters, which other optimizers take."""
     if not isinstance(model, nn.Module):
         raise ZeroBlockError(
             f"ZeroOrder takes the model itself and not its parameters, got {type(model).__name__}: write "
@@ -79,7 +79,7 @@ def check_numbers(lr: float, weight_decay: float, clip: float | None) -> None:
 
 
 def count(name: str, value: SupportsIndex) -> int:
-    """A number of steps, given as any kind of integer."""
+    """Check a number of steps, and convert it from any kind of integer."""
     try:
         count = operator.index(value)
     except TypeError:
@@ -117,7 +117,7 @@ def check(subspace: Subspace, restore: str, interval: int, fold: int, weight_dec
 
 
 def check_anchor(estimator: Estimator, restore: str, fold: int) -> None:
-    """Refuse an anchor where a copy of the weights would not be one."""
+    """Refuse an anchor if a copy of the weights could not serve as one."""
     if estimator.anchors and restore == "subtract":
         raise ZeroBlockError("an anchor is measured on copies: leave restore='subtract' out")
     if estimator.anchors and fold > 1:
@@ -125,18 +125,18 @@ def check_anchor(estimator: Estimator, restore: str, fold: int) -> None:
 
 
 def check_falling(lr: float, shown: float) -> None:
-    """Refuse a learning rate that somebody set, where the optimizer lets it fall by itself."""
+    """Refuse a learning rate that was set from outside, while the optimizer lets it fall by itself."""
     if lr != shown:
         raise ZeroBlockError("with steps= the learning rate falls by itself: leave steps out to set or schedule lr")
 
 
 def check_storage(weights: Weights, rule: Rule, estimator: Estimator) -> None:
-    """Refuse what needs whole tensors of numbers, where a process holds parts of them, or integers."""
+    """Refuse parts that need whole floating-point tensors, if a process holds shards of them, or integers."""
     if not (weights.sharded or weights.quantised):
         return
     stored = "are integers here" if weights.quantised else "are spread over several processes here"
     if not rule.divisible:
-        name = type(getattr(rule, "rule", rule)).__name__  # that of the rule within Normalized
+        name = type(getattr(rule, "rule", rule)).__name__  # of the rule inside Normalized
         raise ZeroBlockError(
             f"the rule {name} needs whole tensors of numbers, and some {stored}: take another rule, or keep the "
             "weights as they are loaded"
@@ -146,13 +146,13 @@ def check_storage(weights: Weights, rule: Rule, estimator: Estimator) -> None:
 
 
 ADAPTED = 10
-"""Weights per trainable one from which on a model is taken for one with an adapter."""
+"""A model with at least this many weights per trainable one counts as a model with an adapter."""
 
 
 def say_still(weights: Weights, allowed: Budget) -> None:
-    """Say that the matrices of an adapter which start at zero hardly move by a share of their size.
+    """Warn that adapter matrices which start at zero hardly move in steps that are a share of their size.
 
-    LoRA's are not among them where the matrix beside them can be read: their size follows from it.
+    LoRA's are exempt if the matrix next to them can be read: their size follows from it.
     """
     trainable = sum(map(elements, weights.params.values()))
     if weights.sharded or ADAPTED * trainable > sum(map(elements, weights.model.parameters())):
@@ -171,7 +171,7 @@ def say_still(weights: Weights, allowed: Budget) -> None:
 
 
 def say_coarse(weights: Weights, allowed: Budget) -> None:
-    """Say that a grid of integers is too coarse for the steps that a budget allows."""
+    """Warn that a grid of integers is too coarse for the steps that a budget allows."""
     spacing = weights.spacing if weights.quantised else 0.0
     walk = allowed.walk(spacing)
     if walk > COARSE:
@@ -195,21 +195,21 @@ def check_alone(weights: Weights) -> None:
 
 
 def begin_as(optimizer: Any, words: str | None) -> None:
-    """Give an optimizer the units of the journal or state that it takes up, if it did not get its own from the user.
+    """Give an optimizer the units of the journal or state that it continues, unless the user chose its units.
 
     Args:
-        optimizer: on the weights that the run began with, or about to load a state.
-        words: for the subspace, as the journal or the state has them.
+        optimizer: an optimizer on the weights that the run began with, or one about to load a state.
+        words: the subspace, as written in the journal or the state.
     """
     begun = as_begun(optimizer, words)
     if begun != optimizer.subspace:
-        vars(optimizer)["subspace"] = begun  # which is fixed for everybody else
+        vars(optimizer)["subspace"] = begun  # fixed for all other code
         optimizer.weights.begin_in(begun)
         optimizer.enter(optimizer.turn)
 
 
 def as_begun(optimizer: Any, words: str | None) -> Subspace:
-    """The subspace of an optimizer in the units of a run; its own where the user chose them."""
+    """The subspace of an optimizer in the units of a run; unchanged if the user chose its units."""
     subspace: Subspace = optimizer.subspace
     return subspace.in_units(words) if optimizer.chose_units and words is not None else subspace
 
@@ -270,7 +270,7 @@ def parts_of(optimizer: Any) -> dict[str, str]:
 
 
 def facts_of(optimizer: Any) -> dict[str, object]:
-    """Everything besides the weights that processes which take steps together must have in common, by name."""
+    """Everything besides the weights that must be equal in processes which take steps together, by name."""
     blocks = repr([(block.name, *block.params) for block in optimizer.blocks])
     return {
         "version of zeroblock": __version__,
@@ -287,5 +287,5 @@ def facts_of(optimizer: Any) -> dict[str, object]:
 
 
 def both_parts(mine: dict[str, str], theirs: dict[str, str]) -> list[tuple[str, str | None, str | None]]:
-    """Every part that either of two compositions has, in both."""
+    """Every part that either composition has: its name, and its words in both."""
     return [(part, mine.get(part), theirs.get(part)) for part in {**mine, **theirs}]

@@ -11,7 +11,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 
 
 def find_device(name: torch.device | str = "auto") -> torch.device:
-    """Find the device of a name; ``auto`` is the GPU if there is one."""
+    """Find a device by its name; ``auto`` is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -26,7 +26,7 @@ def find_device(name: torch.device | str = "auto") -> torch.device:
 
 
 def precision(dtype: torch.dtype | str, device: torch.device) -> torch.dtype:
-    """Find the dtype of a name; ``auto`` is fp32 on the CPU, and bf16 (or fp16, if it has no bf16) on a GPU."""
+    """Find a dtype by its name; ``auto`` is fp32 on the CPU, and bf16 (or fp16, if it has no bf16) on a GPU."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":

@@ -1,8 +1,9 @@
-"""Directions: a line through the weights, and four ways to stand on it.
+"""Directions: a line through the weights, and four ways to measure at points on it.
 
 MeZO adds εu to every weight, subtracts it twice and adds it again; in 16 bits
-the weights do not come back.  Here θ is never written while measuring: the
-perturbed weights are copies, and only the part being evaluated has one.
+the weights do not come back.  Here θ is by default not written while measuring
+(only shards are, and restored from a copy): the perturbed weights are copies,
+and only the part being evaluated has one.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class Member(NamedTuple):
     basis: Basis
 
     def perturbed(self, param: Tensor, key: Key, scale: float) -> Tensor:
-        """The tensor at θ + scale·Pz: a copy, or ``param`` itself where that is the point already."""
+        """The tensor at θ + scale·Pz: a copy, or ``param`` itself if it is already there."""
         return self.basis.perturbed(param, key, scale) if scale or self.basis.behind else param
 
     @property
     def local(self) -> Tensor:
-        """What this process holds of the tensor: the tensor itself, or its shard, which the basis is cut to."""
+        """The tensor itself, or the shard of it that this process holds and that the basis is cut to."""
         return local(self.param)
 
 
@@ -66,7 +67,7 @@ class Direction(abc.ABC):
     Args:
         key: address of z.
         members: the tensors of the active block.
-        paired: whether copies on both sides of θ may exist at the same time, where that is faster.
+        paired: whether copies on both sides of θ may exist at the same time, if that is faster.
     """
 
     key: Key
@@ -74,18 +75,18 @@ class Direction(abc.ABC):
     paired: bool = True
 
     read: bool = dataclasses.field(default=False, init=False)
-    """Whether a perturbed tensor was seen to be read; only a direction that waits for reads knows."""
+    """Whether the objective read a perturbed tensor; only a direction that intercepts reads knows."""
 
     @abc.abstractmethod
     def move(self, scale: float) -> None:
-        """Stand at θ + scale·Pz."""
+        """Move to θ + scale·Pz."""
 
     def __enter__(self) -> Self:
         return self
 
     @abc.abstractmethod
     def __exit__(self, *exception: object) -> None:
-        """Show the weights as they are."""
+        """Show the unperturbed weights again."""
 
 
 class Point(NamedTuple):
@@ -96,7 +97,7 @@ class Point(NamedTuple):
 
 
 def visit(points: Sequence[Point], evaluate: Callable[[], Any]) -> list[Any]:
-    """Stand at one point after another and evaluate there."""
+    """Move to one point after another and evaluate there."""
     values = []
     for direction, group in itertools.groupby(points, key=lambda point: point.direction):
         with uninterrupted() as shield, direction:
@@ -128,12 +129,12 @@ class Swapped(Direction):
 
 
 class Written(Direction):
-    """The weights themselves are written, and put back from a copy, exactly: a block's shards of extra memory.
+    """Writes the weights themselves and restores them exactly from a copy: a block's shards of extra memory.
 
-    For sharded weights, which a forward pass gathers from where they lie.
+    For sharded weights, which a forward pass gathers from their own memory.
 
     Args:
-        release: drops what an earlier pass has gathered.
+        release: drops the weights that an earlier pass gathered.
     """
 
     def __init__(self, key: Key, members: Sequence[Member], paired: bool, release: Callable[[], None]) -> None:
@@ -157,10 +158,10 @@ class Written(Direction):
 
 
 class JustInTime(Direction):
-    """An active tensor is perturbed when a torch function reads it: extra memory for the largest layer at most.
+    """Perturbs an active tensor when a torch function reads it: extra memory for the largest layer at most.
 
     Args:
-        budget: bytes of copies to keep, the oldest dropped first; the copy in use may exceed it.
+        budget: bytes of copies to keep; the oldest are dropped first, and the copy in use may exceed it.
     """
 
     def __init__(self, key: Key, members: Sequence[Member], paired: bool, budget: int) -> None:
@@ -172,7 +173,7 @@ class JustInTime(Direction):
         return member.perturbed(member.param, self.key, self.scale)
 
     def __enter__(self) -> Self:
-        # Compiled code would bypass the mode.  Importing the compiler takes a second, so only where it is in use.
+        # Compiled code would bypass the mode.  Importing the compiler takes a second, so only do it where it is in use.
         self.stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else None
         if self.stance is not None:
             self.stance.__enter__()
@@ -184,7 +185,7 @@ class JustInTime(Direction):
         self.scale, self.mode.active = scale, scale != 0 or any(member.basis.behind for member in self.members)
 
     def _leave(self) -> None:
-        """Leave the current point, and complain if the objective never read the weights there."""
+        """Leave the current point, and raise if the objective never read the weights there."""
         unread = self.scale and self.mode.active and self.mode.called and not self.mode.read
         self.read = self.read or self.mode.read
         self._rest()
@@ -209,12 +210,12 @@ class JustInTime(Direction):
 
 
 class Subtracted(Direction):
-    """MeZO's way: the weights themselves are moved, and moved back by subtraction.
+    """MeZO's way: moves the weights themselves, and moves them back by subtraction.
 
     No extra memory, but 16-bit weights do not return to where they were.
 
     Args:
-        release: drops what an earlier pass has gathered of sharded weights.
+        release: drops the sharded weights that an earlier pass gathered.
     """
 
     position = 0.0
@@ -226,7 +227,7 @@ class Subtracted(Direction):
         self.release = release
 
     def move(self, scale: float) -> None:
-        with uninterrupted():  # half a walk could not be undone
+        with uninterrupted():  # half a move could not be undone
             self.release()
             for member in self.members:
                 member.basis.add_(member.local, self.key, (scale - self.position,), 1.0)
@@ -268,7 +269,7 @@ class Mode(TorchFunctionMode):
             if getattr(generator, "gi_code", None) is _POPPING:
                 generator.close()  # puts its mode back now
         if self in torch.overrides._get_current_function_mode_stack():
-            while torch.overrides._pop_mode() is not self:  # nor a mode that an interrupt kept from being left
+            while torch.overrides._pop_mode() is not self:  # also a mode that an interrupt kept from exiting
                 pass
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ZeroBlockError(Exception):
-    """An error of the user's making; the command line prints it in one line."""
+    """An error that the user can fix; the command line prints it as one line."""
 
 
 class ZeroBlockWarning(UserWarning):
@@ -17,7 +17,7 @@ class ZeroBlockWarning(UserWarning):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ZeroBlockError:
-    """The error for a misspelt name: says the nearest one, or lists them all.
+    """The error for a misspelt name: suggests the nearest one, or lists them all.
 
     >>> print(unknown("method", "mezo_bdc", ["mezo", "mezo_bcd"]))
     unknown method 'mezo_bdc'; did you mean 'mezo_bcd'?
@@ -50,14 +50,14 @@ class Renamed:
 
 
 def warn_renamed(old: str, new: str, stacklevel: int = 2) -> None:
-    """Say which name replaces an old one."""
+    """Warn that a name is old, and name the new one."""
     warnings.warn(
         f"{old} is now called {new}; the old name works until 0.3", ZeroBlockWarning, stacklevel=stacklevel + 1
     )
 
 
 def shown(text: object, limit: int = 200) -> str:
-    r"""Text from a file of somebody else's, safe to print: one line, without control characters, of bounded length.
+    r"""Text from someone else's file, made safe to print: one line, without control characters, of bounded length.
 
     >>> shown("\x1b[2Jred\nline")
     '\\x1b[2Jred\\nline'

@@ -42,7 +42,7 @@ class Estimator(abc.ABC):
 
     @abc.abstractmethod
     def points(self, directions: Sequence[Direction]) -> list[Point]:
-        """Where to measure, given the directions of the probes."""
+        """The points to measure at, given the directions of the probes."""
 
     @abc.abstractmethod
     def coeffs(self, losses: Tensor) -> Tensor:
@@ -50,20 +50,20 @@ class Estimator(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, losses: Tensor) -> Tensor:
-        """(points,) losses in fp64 → the scalar that people read."""
+        """(points,) losses in fp64 → the scalar loss that is reported."""
 
     @property
     def moving(self) -> int:
-        """How many coefficients of a step are not 0: all, by default."""
+        """Number of coefficients of a step that are not 0: all of them by default."""
         return self.probes
 
     @property
     def curved(self) -> bool:
-        """Whether ``curvatures`` are measured, which rules may need and a record keeps in the place of the centres."""
+        """Whether the estimator measures ``curvatures``, which rules may need and records keep in place of centres."""
         return False
 
     def curvatures(self, losses: Tensor) -> Tensor:
-        """(points,) losses in fp64 → (probes,) second derivatives in fp32; (0,), the default, for none."""
+        """(points,) losses in fp64 → (probes,) second derivatives in fp32; (0,), the default, if none are measured."""
         return losses[:0].float()
 
     def recall(self, step: int) -> Record | None:
@@ -76,7 +76,7 @@ class Estimator(abc.ABC):
 
     @property
     def anchors(self) -> int:
-        """How many batches an anchor is worth, if a copy of the block is kept as one when a turn begins; 0 if not."""
+        """Number of batches in an anchor's objective; 0 if no copy of the block is kept as an anchor for a turn."""
         return 0
 
     @property
@@ -90,13 +90,13 @@ class Estimator(abc.ABC):
         return False
 
     def losses_of(self, loss: float, coeffs: Sequence[float], centres: Sequence[float]) -> tuple[float, ...]:
-        """The losses that a record stands for; () where they cannot be told from it.
+        """The losses that a record stands for; () if the record does not determine them.
 
         Args:
-            loss: the one people read.
+            loss: the reported loss.
             coeffs: (probes,).
-            centres: (probes,) how far the mean of each probe's losses lies from ``loss``, or the curvatures of an
-                estimator that is ``curved``; zeros unless ``centred``.
+            centres: (probes,) the mean of each probe's losses minus ``loss``, or the curvatures of an estimator that
+                is ``curved``; zeros unless ``centred``.
         """
         return ()
 
@@ -184,7 +184,7 @@ class Curvature(FiniteDifference):
 
     def coeffs(self, losses: Tensor) -> Tensor:
         slopes = ((losses[1::2] - losses[2::2]) / (2 * self.eps)).float()
-        return slopes + 0 * self.curvatures(losses)  # not finite where a curvature is not: such a step moves nothing
+        return slopes + 0 * self.curvatures(losses)  # not finite if a curvature is not: such a step moves nothing
 
     def loss(self, losses: Tensor) -> Tensor:
         return losses[0]
@@ -229,7 +229,7 @@ class Sided(FiniteDifference):
         return (OneSided if self.sides == 1 else TwoSided)(self.eps, self.probes)
 
     def moved(self, losses: Tensor) -> Tensor:
-        """(points,) losses → (probes, sides) those at a distance from θ."""
+        """(points,) losses → (probes, sides) the losses at a distance from θ."""
         return losses[2 - self.sides :].view(self.probes, self.sides)
 
     def points(self, directions: Sequence[Direction]) -> list[Point]:
@@ -246,7 +246,7 @@ class Standardized(Sided):
 
         one-sided   c_i = (l_i - l_0) / σ        two-sided   c_i = (l_i⁺ - l_i⁻) / 2σ
 
-    σ is the standard deviation of all losses at a distance from θ; where they are all equal, c = 0.  FZOO
+    σ is the standard deviation of all losses at a distance from θ; if they are all equal, c = 0.  FZOO
     standardizes one-sided differences, EGGROLL two-sided ones (its fitness is -l).
 
     Args:
@@ -276,7 +276,7 @@ class Standardized(Sided):
 @ESTIMATORS.register
 @dataclasses.dataclass(frozen=True)
 class Greedy(Sided):
-    """Of several directions the one that leads to the lowest loss.
+    """Chooses the one of several directions that leads to the lowest loss.
 
     Its coefficient is multiplied by the number of probes and the others are 0, because a step is the mean over the
     probes: δ = c·z along the best direction alone.
@@ -303,18 +303,18 @@ class Greedy(Sided):
 @ESTIMATORS.register
 @dataclasses.dataclass(frozen=True)
 class Anchored(FiniteDifference):
-    """Central differences, less those at the anchor with the same noise and the same batch.
+    """Central differences minus those at the anchor, with the same noise and the same batch.
 
         c = (L(θ + εPz) - L(θ - εPz)) / 2ε - (L(θ̃ + εPz) - L(θ̃ - εPz)) / 2ε
 
-    The anchor θ̃ is the active block at the beginning of the turn, a copy of it.  The first step of a turn measures
-    plain central differences there, on the objective that ``step`` is given as ``anchor``, which is worth a large
-    batch.  The rule ``AnchorSGD`` adds that estimate to every step of the turn.
+    The anchor θ̃ is a copy of the active block from the beginning of the turn.  The first step of a turn measures
+    plain central differences there, on the objective that ``step`` gets as ``anchor``, which stands for a large batch.
+    The rule ``AnchorSGD`` adds that estimate to every step of the turn.
 
     Args:
         eps: distance of the points from θ and from θ̃.
         probes: number of directions; the step is the mean over them.
-        batches: how many batches the objective of an anchor joins in ``zeroblock train``.
+        batches: number of batches that ``zeroblock train`` joins for the objective of an anchor.
     """
 
     batches: int = 8
@@ -351,8 +351,8 @@ class Replay(Estimator):
     """Measures nothing: takes the coefficients that another run recorded.
 
     Args:
-        records: of consecutive steps.
-        measured: the estimator of that run, whose points a run that walks in place visits again.
+        records: the records of consecutive steps.
+        measured: the estimator of that run; its points are visited again if weights are perturbed in place.
     """
 
     records: Sequence[Record]

@@ -1,4 +1,4 @@
-"""One thread per model: a forked pass replaces parts of the model for its duration, which other threads would see."""
+"""One thread per model: a forked pass replaces parts of the model while it runs, which other threads would see."""
 
 from __future__ import annotations
 

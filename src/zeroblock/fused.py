@@ -1,4 +1,4 @@
-"""A replay on the GPU without a step's launches: every weight takes all its steps at once.
+"""A replay on the GPU without launches per step: every weight takes all its steps at once.
 
 With SGD a weight's step depends on nothing but that weight, so the steps of a
 block are one launch (or three per matrix in low-rank subspaces) instead of one per step
@@ -20,7 +20,7 @@ from .optimizer import ZeroOrder
 from .record import Record
 
 Progress = Callable[[float], None]
-"""Called with how much is done."""
+"""Called with the number of steps or the fraction that is done."""
 
 MAX_WORK = 10**11
 """Weights times folds per launch: a fifth of a second on an H200."""
@@ -45,11 +45,11 @@ def serves(optimizer: ZeroOrder) -> bool:
 
 
 def advance(optimizer: ZeroOrder, visits: dict[int, list[Record]], report: Progress) -> None:
-    """Take steps whose coefficients are finite; the optimizer itself stays where it stands.
+    """Take steps whose coefficients are finite; the optimizer's own turn does not change.
 
     Args:
-        optimizer: standing at the first of them.
-        visits: by block, its records, whole folds of them, with the coefficients that the steps take.
+        optimizer: an optimizer at the first of these steps.
+        visits: the records of each block, in whole folds, with the coefficients that the steps use.
         report: called with the number of steps done.
     """
     steps_in_all = sum(map(len, visits.values()))
@@ -69,7 +69,7 @@ def advance(optimizer: ZeroOrder, visits: dict[int, list[Record]], report: Progr
 
 
 def _work(optimizer: ZeroOrder, visits: dict[int, list[Record]]) -> Iterator[tuple[Pieces | Matrix, Steps]]:
-    """Block after block, and layer after layer where weights are streamed, what one launch can serve."""
+    """The tensors and steps of each launch, block by block, and layer by layer if weights are streamed."""
     weights = optimizer.weights
     for block, records in visits.items():
         for members in weights.shelf.visits(weights.members(block, optimizer.turn.number), folds=True):

@@ -1,4 +1,4 @@
-"""What a GGUF file says of its tokenizer, and transformers does not pass on."""
+"""Settings of the tokenizer in a GGUF file that transformers does not pass on."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import struct
 from pathlib import Path
 
 MAX_HEADER = 1 << 28
-"""Bytes at the beginning of a GGUF file in which its settings lie."""
+"""Number of bytes at the beginning of a GGUF file that hold its settings."""
 
 
 def begins_texts(file: Path) -> bool:
-    """Whether a GGUF file says that every text begins with the BOS token; its whole header takes seconds to read."""
+    """Whether a GGUF file says that every text begins with the BOS token; reading the whole header takes seconds."""
     key = b"tokenizer.ggml.add_bos_token"
     boolean = 7  # the type of the value that follows the key
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:

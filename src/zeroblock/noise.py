@@ -123,14 +123,14 @@ Mask = SmallMask | RandomMask
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Where the elements of a tensor lie that is some columns of a wider one: in rows, with gaps between them.
+    """The places of the elements of a tensor that is some columns of a wider one: rows, with gaps between them.
 
         a(i) = ((first + i) div width)·stride + (first + i) mod width
 
     Args:
         width: elements per row.
-        stride: from the first element of a row to that of the next, in the wider tensor.
-        first: the element of the rows that is element 0.
+        stride: distance from the first element of a row to the first of the next, in the wider tensor.
+        first: index in the rows of the tensor's element 0.
     """
 
     width: int
@@ -151,7 +151,7 @@ class Draw:
         offset: global offset of the tensor's first element.
         distribution: NORMAL, or RADEMACHER for signs.
         mask: which elements take noise; all by default.
-        rows: where the elements lie from the offset on; one after another by default.
+        rows: the places of the elements after the offset; one after another by default.
 
     A slice of a tensor takes the slice of its noise:
 
@@ -207,9 +207,9 @@ R = TypeVar("R")
 
 
 def accepts_key(at: int, *, offset_follows: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function of a Draw take a Key with ``offset``, ``distribution`` and ``mask`` as keywords, and warn.
+    """Let a function of a Draw also take a Key with ``offset``, ``distribution`` and ``mask`` keywords, and warn.
 
-    Those were the signatures of version 0.1.
+    Version 0.1 had these signatures.
 
     Args:
         at: position of the draw among the function's arguments.

@@ -34,7 +34,7 @@ class Numbers:
 
     @property
     def loss(self) -> Tensor:
-        """() the loss that people read."""
+        """() the reported loss."""
         return self.flat[0]
 
     @property

@@ -48,39 +48,39 @@ class ZeroOrder(torch.optim.Optimizer):
     >>> loss = optimizer.step(lambda: model(torch.ones(2)).square().sum())
 
     Args:
-        model: its trainable parameters are optimized; fp32, fp64, fp16 or bf16.
+        model: the model whose trainable parameters are optimized; fp32, fp64, fp16 or bf16.
         lr: learning rate; ``param_groups`` hold it, so ``torch.optim.lr_scheduler`` works. A schedule may weigh steps;
             records hold the product. Without one, eps and lr are in units of the weights: directions are scaled by the
             size of each tensor (``Relative``), coefficients by their own running size (``Normalized``), and lr is
             chosen such that a run moves the weights by a few percent (``budget``).
         partition: cuts the model into blocks: ``whole``, ``layers``, ``linears``, or a list of blocks.
-        schedule: which block is active in a turn.
-        subspace: where in the block directions are drawn.
-        estimator: how many directions, how far, how measured.
-        rule: from the estimate to the step.
+        schedule: chooses the block that is active in a turn.
+        subspace: the part of the block's space that directions are drawn in.
+        estimator: the number of directions, the points to measure at, and the coefficients.
+        rule: turns the estimate into a step.
         interval: steps per turn: how long a block and its basis are held.
         fold: number of low-rank steps whose sum is held in coordinates, m×r, before it is written to the weights; a
             divisor of interval. The weights are θ after every ``fold`` steps, and after ``settle()``; the steps in
-            between need not write them, which takes most of their time, nor round to their grid.
-        seed: of noise, bases and schedule.
+            between need not write them, which would take most of the time, nor round to their grid.
+        seed: seed of noise, bases and schedule.
         weight_decay: λ, decoupled, on the active block.
-        decays: which parameters λ applies to, by name and tensor; matrices by default.
+        decays: selects the parameters that λ applies to, by name and tensor; matrices by default.
         clip: clamp coefficients to ±clip in updates and schedules; records keep the measured ones.
-        distribution: of the coordinates.
-        rounding: of 16-bit weights.
+        distribution: distribution of the coordinates.
+        rounding: rounding of 16-bit weights.
         restore: "copy" never writes θ while measuring; "subtract" is MeZO's way, in place.
         patience: consecutive steps with a non-finite loss before giving up.
-        steps: length of the run, over which lr falls linearly to zero, by itself; by default lr stays as it is.
-        parallel: what the ranks of a process group share: "data", "probes", "data,probes", a group, a ``DeviceMesh`` or
-            ``Ranks``.  By default an optimizer that is built while several ranks are up joins them, and the losses of
-            their closures are averaged.  None leaves the process to itself.
+        steps: length of the run, over which lr falls linearly to zero by itself; by default lr stays as it is.
+        parallel: the work that the ranks of a process group share: "data", "probes", "data,probes", a group, a
+            ``DeviceMesh`` or ``Ranks``.  By default an optimizer that is built while several ranks are running joins
+            them, and the losses of their closures are averaged.  With None it joins no others.
     """
 
     model, weights, partition, blocks = Fixed[nn.Module](), Fixed[Weights](), Fixed[Any](), Fixed[tuple[Block, ...]]()
     subspace, rule, interval, fold, seed = Fixed[Subspace](), Fixed[Rule](), Fixed[int](), Fixed[int](), Fixed[int]()
     distribution, rounding, restore = Fixed[Distribution](), Fixed[Rounding](), Fixed[Restore]()
     turn: Turn
-    """Which step comes next, on which block."""
+    """The next step and its block."""
     steps = property(operator.attrgetter("turn.step"), doc="Steps taken, skipped ones included.")
     block = property(operator.attrgetter("turn.block"), doc="Index of the active block.")
     scores = property(lambda self: list(self.turn.scores), doc="One number per block, from which a schedule learns.")
@@ -105,7 +105,7 @@ class ZeroOrder(torch.optim.Optimizer):
         lambda self: Turns(self.schedule, len(self.blocks), self.interval, self.seed, self.clip),
         doc="Which block comes next.",
     )
-    profile_hook_step = staticmethod(marked_if_profiled)  # what torch puts around ``step``
+    profile_hook_step = staticmethod(marked_if_profiled)  # torch wraps ``step`` in it
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class ZeroOrder(torch.optim.Optimizer):
             refuse_apart(self.weights.params, ranks.apart)
             composition.check_alone(self.weights)
         self.team = None if ranks is None else Team(ranks, self.weights.params)
-        """The processes that take every step together; None where this one is alone."""
+        """The processes that take every step together; None if this one is alone."""
         composition.check_storage(self.weights, self.rule, self.estimator)
         if automatic:
             composition.say_coarse(self.weights, budget.Budget.of(self))
@@ -177,7 +177,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self.record: Record | None = None
         """The last step whose numbers are known."""
         self.listener: Callable[[Record], None] | None = None
-        """Called with the record of every step, in order; on a GPU later than the step, when the weights are ahead."""
+        """Called with the record of every step, in order; on a GPU some steps later, when the weights are ahead."""
         self._queue = Queue(self._tell)
         self._state = State(
             self.state, self.rule.state, self.rule.carried, self.rule.reset, self.rule.dtype, self.weights.basis,
@@ -189,7 +189,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self.enter(self.turns.first())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: the model says what is optimized."""
+        """Raise after construction: the model determines the parameters."""
         if hasattr(self, "turn"):
             raise ZeroBlockError(
                 "ZeroOrder optimizes its model's trainable parameters; unfreeze them before building it, "
@@ -220,29 +220,29 @@ class ZeroOrder(torch.optim.Optimizer):
     def step(  # type: ignore[override]
         self, closure: Closure | Sequence[Closure] | None = None, anchor: Closure | Sequence[Closure] | None = None
     ) -> Tensor:
-        """Measure and move.
+        """Measure the losses and update the weights.
 
         Args:
             closure: any objective, evaluated in evaluation mode and without gradient; or several, one per
-                micro-batch, whose mean is the objective (weighted by tokens or examples where they know them).
-            anchor: the objective of the steps that measure an anchor (``mezo_svrg``), worth a large batch; it is not
-                called at others. By default ``closure``.
+                micro-batch, whose mean is the objective (weighted by tokens or examples if they know them).
+            anchor: the objective of the steps that measure an anchor (``mezo_svrg``), over a large batch; other steps
+                do not call it. By default ``closure``.
 
         Returns:
             The loss: the mean of the two sides, or the loss at θ when one-sided; a scalar, on the GPU
-            where the step was submitted and may not have ended yet.
+            if the step was submitted, which may not have finished yet.
         """
         wanted = closure if anchor is None or not self.anchoring else anchor
         objective = None if self.estimator.recall(self.steps) else objective_of(wanted, alone=self.team is None)
-        if self.length is not None and objective is not None:  # a recorded step brings its own
+        if self.length is not None and objective is not None:  # a recorded step has its own
             composition.check_falling(self.lr, self._shown_lr)
             self.lr = self._shown_lr = self._first_lr * max(0.0, 1 - self.steps / self.length)
         if objective is None or not objective.submits:
-            self.flush()  # steps submitted before this one come first
+            self.flush()  # deliver the steps submitted before this one
         turns = self.turns
         if turns.due(self.turn):  # an error kept the last step from entering it
             self.enter(turns.entered(self.turn))
-        if any(self.watch.check(block, fresh=not self.steps) for block, _ in self.turn.active):  # on another device now
+        if any(self.watch.check(block, fresh=not self.steps) for block, _ in self.turn.active):  # it has moved
             self.weights.held.clear()
             self.enter(self.turn)
         if self.anchoring:
@@ -259,7 +259,7 @@ class ZeroOrder(torch.optim.Optimizer):
             numbers = submitted = None
             together = self.team is None or self.team.submits
             if objective is not None and objective.submits and plan.capturable and together:
-                staged = None if self.turn.others else objective.stage()  # these blocks hardly ever meet again
+                staged = None if self.turn.others else objective.stage()  # these blocks rarely meet again
                 submitted = staged.graphs.run(plan, staged) if staged else None
                 numbers = submitted = submitted or stream.run(plan, objective)
             if numbers is None:
@@ -271,7 +271,7 @@ class ZeroOrder(torch.optim.Optimizer):
             self.turn = turns.counted(self.turn)
             if self.fold > 1 and self.steps % self.fold == 0:
                 self._fold()
-                self._settled = False  # an error within leaves it true
+                self._settled = False  # an error in _fold leaves it true
             try:
                 if submitted:
                     self._queue.deliver(0 if turns.learns else self._queue.limit, lambda: self.skipping.exhausted)
@@ -293,7 +293,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self.watch.complain()
 
     def _tell(self, record: Record) -> None:
-        """A step's numbers are known."""
+        """Process the record of a step whose numbers have arrived."""
         self.record = record
         self.skipping.see(record)
         self.watch.see(record)
@@ -305,7 +305,7 @@ class ZeroOrder(torch.optim.Optimizer):
             self.listener(record)
 
     def enter(self, turn: Turn) -> None:
-        """Stand before a step; the weights are those of that step already."""
+        """Prepare for a step; the weights must be those of that step already."""
         each = [
             self.weights.members(block, turn.number) for block, _ in turn.active
         ]  # if it fails, nothing has changed
@@ -314,7 +314,7 @@ class ZeroOrder(torch.optim.Optimizer):
 
     @without_gradients
     def settle(self) -> None:
-        """Bring the weights to θ between two folds: the last thing to do before they are evaluated or saved."""
+        """Bring the weights to θ between two folds; call it last, before they are evaluated or saved."""
         if self.steps % self.fold and not self._settled:
             with uninterrupted():
                 self._fold()
@@ -332,7 +332,7 @@ class ZeroOrder(torch.optim.Optimizer):
             )
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
-        """Everything that continuing needs besides the weights: plain values and tensors."""
+        """Everything besides the weights that is needed to continue, as plain values and tensors."""
         self._refuse_settled()
         if self.turns.due(self.turn):
             raise ZeroBlockError("a state is of the time between two steps: take it outside of the listener")
@@ -381,7 +381,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self.enter(turn)
         if self.rule.block_numbers:
             self._state.table.copy_(torch.tensor(state_dict["table"], dtype=torch.float64))
-        for name, held in self.weights.held.items():  # where they are: captured steps know the address
+        for name, held in self.weights.held.items():  # in place: captured steps know the address
             saved = state_dict.get("held", {}).get(name)
             held.zero_() if saved is None else held.copy_(saved)
         anchor = state_dict.get("anchor", {})
@@ -393,7 +393,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self._state.wind()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Refused: half of an optimizer is its model."""
+        """Raise: an optimizer cannot be separated from its model."""
         raise ZeroBlockError(
             "an optimizer is not copied or pickled: build one on the other model and load this one's state_dict()"
         )

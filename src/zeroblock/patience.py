@@ -1,4 +1,4 @@
-"""Steps without a finite loss are skipped; this counts them, warns of the first, and gives up after many in a row."""
+"""Steps without a finite loss are skipped: count them, warn about the first, and give up after many in a row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Patience:
     """Counts steps whose loss was not finite.
 
     Args:
-        limit: how many in a row end the run.
+        limit: number of such steps in a row that ends the run.
     """
 
     def __init__(self, limit: int) -> None:
@@ -26,7 +26,7 @@ class Patience:
         self.skipped, self.run = skipped, run
         self.warned = skipped > 0
         self._worst: tuple[int, int] | None = None
-        """Length and last step of the longest run of skipped steps that nobody was told of."""
+        """Length and last step of the longest run of skipped steps that was not reported yet."""
 
     def see(self, record: Record) -> None:
         """Count a step."""
@@ -40,11 +40,11 @@ class Patience:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the run is to end."""
+        """Whether the run must end."""
         return self._worst is not None and self._worst[0] >= self.limit
 
     def complain(self) -> None:
-        """Raise after too many skipped steps in a row; warn of the first ever."""
+        """Raise after too many skipped steps in a row; warn about the very first."""
         if self._worst is None:
             return
         (run, step), exhausted, self._worst = self._worst, self.exhausted, None

@@ -27,17 +27,17 @@ class Plan:
     """One step, decided but not taken.
 
     Args:
-        turn: which step of which turn, on which block.
+        turn: the step, its turn and its blocks.
         lr: learning rate.
         weights: the tensors of every block.
-        members: those of the active blocks, block after block.
-        estimator: from losses to coefficients.
-        rule: from coefficients to a step.
-        state: the rule's.
-        clip: updates take coefficients clamped to ±clip.
+        members: the tensors of the active blocks, block after block.
+        estimator: turns losses into coefficients.
+        rule: turns coefficients into a step.
+        state: the rule's state.
+        clip: updates use coefficients clamped to ±clip.
         weight_decay: λ.
         decays: which tensors λ applies to.
-        team: the processes that take the step together, where there are several.
+        team: the processes that take the step together, if there are several.
         clock: (2,) int64 on the device: the step and the first step of its turn, which captured kernels read there.
     """
 
@@ -56,7 +56,7 @@ class Plan:
 
     @functools.cached_property
     def directions(self) -> tuple[Direction, ...]:
-        """One per probe, from θ and, where the estimator wants them, from the anchor."""
+        """One direction per probe from θ and, if the estimator needs them, from the anchor."""
         paired = not self.rule.state and self.weights.shelf.pairs  # moments take enough memory
         several = bool(self.turn.others)
         keys = [self.key.to(probe=probe) for probe in range(self.estimator.probes)]
@@ -66,7 +66,7 @@ class Plan:
 
     @functools.cached_property
     def points(self) -> tuple[Point, ...]:
-        """Where the objective is measured."""
+        """The points at which the objective is measured."""
         return tuple(self.estimator.points(self.directions))
 
     @functools.cached_property
@@ -81,7 +81,7 @@ class Plan:
         return tuple(itertools.chain.from_iterable(self.mine))
 
     def amount(self, weight: tuple[str, float] | None) -> float:
-        """How much this process's losses count among those of all; see :meth:`ranks.Team.amount`."""
+        """The amount of this process's losses in the mean over all processes; see :meth:`ranks.Team.amount`."""
         return 1.0 if self.team is None else self.team.amount(weight)
 
     @property
@@ -113,7 +113,7 @@ class Plan:
         return dataclasses.replace(self, members=members, clock=clock)
 
     def prepare(self) -> None:
-        """Make the state that outlives the step, before the step runs on the device."""
+        """Allocate the state that outlives the step, before the step runs on the device."""
         self.state.prepare(self.members, self.rule.factors, self.weights.interval)
 
     def gather(self, losses: Tensor, weights: Sequence[tuple[str, float] | None]) -> Tensor:
@@ -121,23 +121,23 @@ class Plan:
 
         Args:
             losses: (points,) of this process, if it is alone; (micro-batches, points of ``mine``) if there are others.
-            weights: of the objectives of the micro-batches.
+            weights: the weights of the micro-batches' objectives.
         """
         if self.team is None:
             return losses
         return self.team.gather(self.points, losses, weights, self.turn.step)
 
     def gather_on_device(self, losses: Tensor, amount: Tensor, live: bool = True) -> Tensor:
-        """The same where the losses stay on the device; ``amount`` is (1,) there, see :meth:`ranks.Team.submit`."""
+        """The same for losses that stay on the device; ``amount`` is (1,) there, see :meth:`ranks.Team.submit`."""
         return losses if self.team is None else self.team.submit(self.points, losses, amount, live)
 
     def shape(self, losses: Tensor, out: Tensor | None = None) -> Numbers:
-        """From the losses to the coefficients, on whatever device they are; ``out`` is the buffer for the numbers."""
+        """Turn losses into coefficients, on whatever device they are; ``out`` is the buffer for the numbers."""
         losses = losses.double()
         return Numbers.of(self.estimator.loss(losses), losses, self.estimator.coeffs(losses).float(), out)
 
     def update(self, coeffs: Sequence[float], curvatures: Sequence[float] = ()) -> None:
-        """θ ← θ - lr·Pδ, with coefficients (and curvatures, where they are measured) on the host."""
+        """θ ← θ - lr·Pδ, with coefficients (and curvatures, if they are measured) on the host."""
         self.weights.release()
         shares = [c / len(coeffs) for c in self.weighed(coeffs, self.turn.block)]
         moved = self.rule.moved(self.members, self.state)
@@ -149,11 +149,11 @@ class Plan:
         self.state.wind()
 
     def weighed(self, coeffs: Sequence[float], block: int) -> tuple[float, ...]:
-        """The coefficients that a step on a block takes for the measured ones; the rule remembers them."""
+        """The coefficients that a step on a block uses in place of the measured ones, which the rule remembers."""
         return tuple(self.state.weigh(self.rule, clamped(coeffs, self.clip), block))
 
     def update_on_device(self, coeffs: Tensor, lr: Tensor, live: Tensor) -> None:
-        """The same with coefficients that stay on the device; if one is not finite, nothing moves.
+        """Like ``update``, with coefficients that stay on the device; if one is not finite, nothing moves.
 
         Args:
             coeffs: (probes,) fp64.
@@ -181,7 +181,7 @@ class Plan:
 
 
 def _divided(x: Tensor, count: int) -> Tensor:
-    """x / count to the bit: on a GPU torch divides by a number as it multiplies, exact for powers of two alone."""
+    """x / count to the bit: on a GPU torch multiplies by 1 / count, which is exact only for powers of two."""
     if count == 1:
         return x
     return x / (x.new_full((), count) if count & (count - 1) else count)

@@ -1,4 +1,4 @@
-"""Less to read from transformers."""
+"""Quieter output from transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading: which weights an objective reads while it is measured."""
+"""Note which weights an objective reads while it is measured."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Reading(Mode):
 
     Args:
         params: the trainable weights.
-        members: those of the active block.
-        directions: along which the block is perturbed.
+        members: the tensors of the active block.
+        directions: the directions along which the block is perturbed.
     """
 
     def __init__(self, params: Iterable[Tensor], members: Sequence[Member], directions: Sequence[Direction]) -> None:
@@ -40,13 +40,13 @@ class Reading(Mode):
         self.called = False
         """Whether any torch function was called."""
         self.traced = False
-        """Whether compiled code ran, whose reads do not show."""
+        """Whether compiled code ran, whose reads cannot be seen."""
         self._params, self._active = {id(p) for p in params}, {id(m.param) for m in members}
         self._homes = {id(m.param): m.param.data_ptr() for m in members if m.basis.factor_shape is None}
-        """Where the weights themselves lie, for tensors that are perturbed as copies."""
+        """Addresses of the weights themselves, for tensors that are perturbed as copies."""
         self._read: set[int] = set()
         self._alone = False
-        """Whether the closure alone runs, and nothing that perturbs weights."""
+        """Whether only the closure runs, and no code that perturbs weights."""
 
     @property
     def block(self) -> bool:
@@ -59,7 +59,7 @@ class Reading(Mode):
         return bool(self._read) or self.block
 
     def run(self, closure: Callable[[], Any]) -> Any:
-        """Run a closure; every torch function in it is its own."""
+        """Run a closure, and attribute every call of a torch function to it."""
         self._alone = True
         with uninterrupted() as shield, self, shield.opened():
             value = closure()
@@ -73,7 +73,7 @@ class Reading(Mode):
         return value
 
     def measure(self, measure: Callable[..., Any], *args: Any) -> Any:
-        """Run a measurement that perturbs weights on its own."""
+        """Run a measurement that perturbs weights itself."""
         self._alone = False
         with uninterrupted() as shield, self, shield.opened():
             return measure(*args)
@@ -82,7 +82,7 @@ class Reading(Mode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():  # the compiler follows this branch only, which it understands
+        if torch.compiler.is_compiling():  # the compiler traces this branch only
             self.traced = True
         else:
             self._note(func, (*args, *kwargs.values()))
@@ -129,7 +129,7 @@ class Watched(Objective):
         return self.inner.submits
 
     def measure(self, points: Sequence[Point]) -> Tensor:
-        if type(self.inner).measure is Objective.measure:  # point by point, where nothing but the objective is noted
+        if type(self.inner).measure is Objective.measure:  # point by point, so that only the objective is noted
             return super().measure(points)
         return cast(Tensor, self.reading.measure(self.inner.measure, points))
 

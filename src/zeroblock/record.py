@@ -11,13 +11,13 @@ class Record:
     """One step.
 
     Args:
-        step: counts from 0.
+        step: number of the step, from 0.
         block: index of the active block.
         coeffs: one per probe; a step whose coefficients are not finite moved nothing.
         lr: learning rate it used.
         losses: every measured loss.
-        loss: the one people read.
-        curvatures: the second derivative along each direction, fp32, where the estimator measures it.
+        loss: the reported loss.
+        curvatures: the second derivative along each direction, fp32, if the estimator measures it.
     """
 
     step: int

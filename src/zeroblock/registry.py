@@ -25,7 +25,7 @@ class Registry(dict[str, type]):
     ['line-search']
 
     Args:
-        kind: what these parts are called in messages: "schedule", "subspace", "estimator" or "rule".
+        kind: the name of such a part in messages: "schedule", "subspace", "estimator" or "rule".
     """
 
     def __init__(self, kind: str) -> None:
@@ -46,7 +46,7 @@ class Registry(dict[str, type]):
         return {cls.__name__: cls for cls in self.values()}
 
     def named(self, name: str) -> type:
-        """The part of a name; an unknown one gets the nearest suggested."""
+        """The part with a name; the error for an unknown name suggests the nearest."""
         if name not in self:
             raise unknown(self.kind, name, self)
         return self[name]

@@ -23,18 +23,18 @@ CHUNK_ELEMENTS = 1 << 24
 def replay(optimizer: ZeroOrder, records: Iterable[Record], progress: Progress | None = None) -> None:
     """Take recorded steps without measuring: the weights come out bit-identical.
 
-    Between two folds they are the run's weights of that step, which ``optimizer.settle()`` brings to θ.
+    Between two folds they are the weights that the run had at that step; ``optimizer.settle()`` brings them to θ.
 
-    Where every weight moves by itself (SGD, on a GPU) its steps are taken together, in
-    registers; otherwise step after step.  A replay that is interrupted leaves
-    weights that belong to no step.  One that makes weights infinite or NaN is an error.
+    If every weight moves independently (SGD, on a GPU), its steps are taken together in
+    registers; otherwise one after another.  A replay that is interrupted leaves
+    weights that belong to no step.  A replay that makes weights infinite or NaN raises an error.
 
     Args:
-        optimizer: of the same method and seed as the run, standing at the first record's step.
-        records: consecutive.
+        optimizer: an optimizer with the run's method and seed, at the first record's step.
+        records: consecutive records.
         progress: called now and then with the fraction done.
     """
-    before = not_finite(optimizer)  # such a base is none of the records' doing
+    before = not_finite(optimizer)  # the records did not cause these
     retake(optimizer, records, progress)
     if broken := not_finite(optimizer) - before:
         raise ZeroBlockError(
@@ -54,7 +54,7 @@ def not_finite(optimizer: ZeroOrder) -> set[str]:
 
 
 def retake(optimizer: ZeroOrder, records: Iterable[Record], progress: Progress | None = None) -> None:
-    """Take the steps of the records again, without looking whether the weights stay finite."""
+    """Take the steps of the records again, without checking that the weights stay finite."""
     records = list(records)
     if not records:
         return
@@ -86,11 +86,11 @@ def _folds(records: list[Record], size: int) -> Iterator[tuple[bool, list[Record
 
 
 def _walk(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None:
-    """Step after step, as the run did."""
+    """Take one step after another, as the run did."""
     live, patience, listener = optimizer.estimator, optimizer.patience, optimizer.listener
     optimizer.estimator = Replay(records, live)
-    optimizer.patience = sys.maxsize  # a run that gave up can be rebuilt
-    optimizer.listener = None  # these steps are known
+    optimizer.patience = sys.maxsize  # the steps of a run that gave up can be replayed, too
+    optimizer.listener = None  # these steps were reported before
     try:
         for done, record in enumerate(records):
             _check(record, optimizer.block)
@@ -101,9 +101,9 @@ def _walk(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None
 
 
 def _leap(optimizer: ZeroOrder, records: list[Record], report: Progress) -> None:
-    """All steps of a block together, block after block."""
+    """Take all steps of a block together, block after block."""
     optimizer.flush()
-    plan = optimizer.plan()  # which refuses weights that were settled between folds
+    plan = optimizer.plan()  # raises if weights were settled between folds
     turn = plan.turn
     visits: dict[int, list[Record]] = defaultdict(list)
     for record in records:

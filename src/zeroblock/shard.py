@@ -1,8 +1,8 @@
-"""Shards: what this process holds of a tensor that is spread over several, and where that lies in the tensor.
+"""Shards: the part of a distributed tensor that this process holds, and the place of the part in the tensor.
 
 FSDP2 (``fully_shard``) and tensor parallelism (``parallelize_module``) leave each process a box of every
-tensor, as a ``DTensor``.  Noise is a function of its address, so a process perturbs and moves its own box, and
-nothing is sent for it.  The forward pass is torch's own: it gathers what it needs from the boxes as they lie.
+tensor, as a ``DTensor``.  Noise is a function of its address, so a process perturbs and moves its own box
+without communication.  The forward pass is torch's own: it gathers what it needs from the boxes in memory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .noise import Rows
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """A part of a tensor: along every dimension some consecutive entries.
+    """A part of a tensor: consecutive entries along every dimension.
 
     Args:
-        shape: of the whole tensor.
+        shape: shape of the whole tensor.
         start: the part's first entry along each dimension.
         size: its number of entries along each dimension.
 
@@ -50,7 +50,7 @@ class Box:
 
     @property
     def offset(self) -> int:
-        """Where the part's first element lies among the elements of the whole, in row-major order."""
+        """Index of the part's first element among the elements of the whole, in row-major order."""
         return sum(first * math.prod(self.shape[d + 1 :]) for d, first in enumerate(self.start))
 
     @property
@@ -60,7 +60,7 @@ class Box:
 
     @property
     def rows(self) -> Rows | None:
-        """How the part's elements lie from its first one on: in rows with gaps, or, None, one after another."""
+        """The layout of the part's elements from its first one on: rows with gaps; None if there are no gaps."""
         last = self.cut[-1] if self.cut else 0
         if last == 0 or not self.numel:
             return None
@@ -69,29 +69,29 @@ class Box:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """The part as a matrix: entries along the first dimension, and all that remains."""
+        """Shape of the part as a matrix: entries along the first dimension, and along all others."""
         return self.size[0], math.prod(self.size[1:])
 
     @property
     def first_row(self) -> int:
-        """The first row of that matrix, among those of the whole."""
+        """Index of that matrix's first row among the rows of the whole."""
         return self.start[0]
 
     def columns(self, factor: Tensor) -> Tensor:
-        """Of one row per column of the whole as a matrix, (n, r), the rows of the part's columns."""
+        """The rows of a factor (n, r), with one row per column of the whole as a matrix, for the part's columns."""
         inner = [slice(first, first + size) for first, size in zip(self.start[1:], self.size[1:], strict=True)]
         return factor.view(*self.shape[1:], -1)[tuple(inner)].reshape(-1, factor.shape[-1])
 
 
 def is_spread(param: Tensor) -> bool:
-    """Whether a tensor is a DTensor, of which every process holds a part or a copy."""
-    if type(param) in (nn.Parameter, Tensor):  # asked of every tensor at every step
+    """Whether a tensor is a DTensor: every process holds a part or a copy of it."""
+    if type(param) in (nn.Parameter, Tensor):  # called for every tensor at every step
         return False
     return hasattr(param, "placements") and hasattr(param, "device_mesh")
 
 
 def local(param: Tensor) -> Tensor:
-    """What this process holds of a tensor: the tensor itself, or its shard, in place."""
+    """The tensor itself, or the shard of it that this process holds, in place."""
     if not is_spread(param):
         return param
     with torch.no_grad():  # then it is the very memory that a forward pass gathers from
@@ -99,7 +99,7 @@ def local(param: Tensor) -> Tensor:
 
 
 def whole(param: Tensor) -> Tensor:
-    """A tensor as a process would hold it alone; every process of a sharded one's mesh has to ask for it."""
+    """The whole tensor, as one process would hold it; if it is sharded, every process of its mesh must call this."""
     return cast(Tensor, cast(Any, param).full_tensor()).detach() if is_spread(param) else param.detach()
 
 
@@ -110,10 +110,10 @@ def is_lost(error: BaseException) -> bool:
 
 
 def box_of(name: str, param: Any) -> Box | None:
-    """Where the shard of this process lies in a tensor; None where it holds the tensor whole.
+    """The box of this process's shard in a tensor; None if it holds the whole tensor.
 
     Args:
-        name: of the tensor, for errors.
+        name: name of the tensor, for errors.
         param: any tensor.
     """
     if not is_spread(param):
@@ -145,7 +145,7 @@ def box_of(name: str, param: Any) -> Box | None:
 
 
 def companions(param: Any) -> set[int]:
-    """The ranks of the world that hold the shards of a tensor beside this process's one, this process included."""
+    """The global ranks that together hold the shards of a tensor, this process included; empty if it is not sharded."""
     if not is_spread(param):
         return set()
     mesh, here = param.device_mesh, param.device_mesh.get_coordinate()
@@ -156,7 +156,7 @@ def companions(param: Any) -> set[int]:
 
 
 def held_alike(params: Iterable[Tensor], ranks: Sequence[int]) -> Iterator[Tensor]:
-    """What several ranks of the world hold alike of some tensors: whole ones, and shards that they hold copies of."""
+    """The tensors that several global ranks hold alike: whole ones, and copies of the same shards."""
     for param in params:
         if len(companions(param).intersection(ranks)) < 2:
             yield local(param)
@@ -166,8 +166,8 @@ def refuse_apart(params: Mapping[str, Tensor], apart: Iterable[int]) -> None:
     """Raise if ranks that measure other points of a step hold shards of the same tensors.
 
     Args:
-        params: by name.
-        apart: ranks of the world whose points are others than this process's.
+        params: the parameters, by name.
+        apart: the global ranks that measure other points than this process.
     """
     others = set(apart)
     for name, param in params.items():
@@ -205,13 +205,13 @@ class Gathering:
         owners = {id(part): part for module in self.modules for part in module.modules()}.values()
         named = ((owner._parameters, key) for owner in owners for key in owner._parameters)
         self._places = [(params, key) for params, key in named if is_spread(params[key])]
-        """Where a module holds a shard while nothing is gathered."""
+        """The places at which a module holds a shard while nothing is gathered."""
 
     def release(self) -> None:
-        """Drop what passes have gathered, those that failed midway as well, so that the next one gathers anew."""
+        """Drop the weights that passes gathered, even passes that failed midway, so that the next one gathers anew."""
         for module in self.modules:
             module.reshard()
-        for root in self._roots:  # forgets the passes, of which FSDP2 keeps a list until the backward that never comes
+        for root in self._roots:  # forgets the passes that FSDP2 lists until a backward, which never comes
             with contextlib.suppress(AttributeError, RuntimeError):  # before torch 2.13, and for a part of a model
                 root.reset_iter_state()
         if not all(is_spread(params[key]) for params, key in self._places):

@@ -1,4 +1,4 @@
-"""The sizes of tensors: root mean squares, quantiles, and what a step is a share of."""
+"""The sizes of tensors, in whose units steps are given: root mean squares and quantiles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCALE_BITS = 8
 
 
 def root_mean_square(param: Tensor) -> float:
-    """The root mean square of a tensor's elements, summed in double precision; 0 of none.
+    """The root mean square of a tensor's elements, summed in double precision; 0 if there are none.
 
     >>> root_mean_square(torch.tensor([1.0, -7.0]))
     5.0
@@ -38,9 +38,9 @@ def typical_size(
 
     Args:
         param: the tensor.
-        quantile: which one; None for the root mean square.
-        small: whether it is meant to be smaller than that, so that only zeros get the floor.
-        least: the floor, if it is known better.
+        quantile: the quantile to take; None for the root mean square.
+        small: whether the tensor is meant to be smaller than the floor, so that only a size of 0 gets it.
+        least: a floor to use in place of the quarter, if a better one is known.
     """
     flat = param.detach().reshape(-1)
     if not flat.numel():
@@ -67,7 +67,7 @@ def rounded(scale: float) -> float:
 
 
 def smallest(param: Tensor, k: int) -> float:
-    """The k-th smallest magnitude of a tensor, exactly, by counting bit patterns in two rounds; 0 of none.
+    """The k-th smallest magnitude of a tensor, exactly, by counting bit patterns in two rounds; 0 if there are none.
 
     Magnitudes sort like the integers of their bits, so this takes two histograms of
     at most 65,536 bins instead of a sort, whatever the tensor's size.  Processes that hold

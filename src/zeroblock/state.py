@@ -15,7 +15,7 @@ from .errors import ZeroBlockError
 
 
 class Weighs(Protocol):
-    """A rule, as far as its numbers per block are concerned."""
+    """The part of a rule that handles its numbers per block."""
 
     def weigh(self, coeffs: Sequence[float], table: list[list[float]], block: int) -> Sequence[float]: ...
 
@@ -25,18 +25,18 @@ class State:
 
     A tensor's state holds every named tensor, the number ``t`` of steps it has seen, and the
     ``turn`` whose basis it is expressed in.  A state that is dropped at the end of every turn is
-    made where the last one lay, so that captured steps find it there.
+    allocated at the address of the last one, so that captured steps find it there.
 
     Args:
-        values: where the states are kept, by tensor of weights.
-        names: of the tensors that the rule keeps.
-        carried: those of them that follow the basis from turn to turn.
-        reset: whether they are dropped at the end of every turn.
-        dtype_of: the dtype that the rule keeps for a tensor.
-        basis_of: the basis that a tensor had in an earlier turn, by name and turn.
+        values: the states, by tensor of weights.
+        names: names of the tensors that the rule keeps.
+        carried: names of those tensors that follow the basis from turn to turn.
+        reset: whether the tensors are dropped at the end of every turn.
+        dtype_of: gives the dtype of the rule's tensors for a tensor of weights.
+        basis_of: gives the basis that a tensor had in an earlier turn, by name and turn.
         capacity: gives the number of coordinates of the largest block.
-        table: (blocks + 1, numbers per block) of the rule's numbers per block, which outlive turns.
-        place: the device on which a tensor of weights is used.
+        table: (blocks + 1, numbers per block) shape of the rule's numbers per block, which outlive turns.
+        place: gives the device on which a tensor of weights is used.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class State:
         self.dtype_of, self.basis_of, self.capacity, self.place = dtype_of, basis_of, capacity, place
         self.turn = 0
         self.table = torch.zeros(table, dtype=torch.float64)
-        """The rule's numbers per block; the last row is of all blocks together."""
+        """The rule's numbers per block; the last row is for all blocks together."""
         self._arenas: dict[tuple[torch.dtype, torch.device], tuple[Tensor, int]] = {}
         """Memory for states that are dropped at the end of a turn, and how many elements of it are in use."""
         self._ticks: Tensor | None = None
         """(1,) on the device: the steps of this turn that the rule has seen."""
         self._factors: Tensor | None = None
-        """(interval + 1, factors) on the device: the rule's factors after so many steps."""
+        """(interval + 1, factors) on the device: the rule's factors by the number of steps it has seen."""
 
     def of(self, member: Member) -> dict[str, Any]:
         """The state of a tensor in its current basis; zeros at its first step."""
@@ -86,11 +86,11 @@ class State:
         return self.of(member) if self.values.get(member.param) else {}
 
     def prepare(self, members: Iterable[Member], factors: Callable[[int], tuple[float, ...]], interval: int) -> None:
-        """Make all that outlives a step on the device before the step runs there.
+        """Allocate everything that outlives a step on the device, before the step runs there.
 
         Args:
             members: the tensors that will be updated.
-            factors: the rule's factors after so many steps of a turn.
+            factors: gives the rule's factors by the number of steps of the turn it has seen.
             interval: steps per turn.
         """
         for member in members:
@@ -119,7 +119,7 @@ class State:
                 state["t"] += 1
 
     def wind(self) -> None:
-        """Set the device's count to the host's, after a step or a state that came from elsewhere."""
+        """Set the device's count to the host's, after a step on the host or a loaded state."""
         if self._ticks is not None:
             self._ticks.fill_(self._seen)
 
@@ -141,14 +141,14 @@ class State:
             self._ticks.zero_()
 
     def memory(self, members: Iterable[Member]) -> tuple[int, ...]:
-        """Addresses of the states of these tensors, which a captured step holds on to."""
+        """Addresses of the states of these tensors, which are fixed in a captured step."""
         states = (self.values[member.param] for member in members if member.param in self.values)
         tables = [self.table] if self.table.numel() else []
         kept = (value for state in states for value in state.values() if isinstance(value, Tensor))
         return tuple(tensor.data_ptr() for tensor in (*tables, *kept))
 
     def weigh(self, rule: Weighs, coeffs: Sequence[float], block: int) -> Sequence[float]:
-        """The coefficients that a rule's step takes for the measured ones, by its numbers of the block."""
+        """The coefficients that a rule uses in place of the measured ones, by its numbers for the block."""
         if not self.table.numel():
             return coeffs
         table = self.table.tolist()

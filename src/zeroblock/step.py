@@ -1,4 +1,4 @@
-"""The contract of a step: a plan, an objective that is measured, and the numbers that come of it.
+"""The contract of a step: a plan, an objective that is measured, and the resulting numbers.
 
     points ──measure──► losses ──gather──► losses ──shape──► coeffs ──update──► weights ──tell──► record
             (objective)         (ranks)           (estimator)        (rule × basis)       (listener)
@@ -32,22 +32,22 @@ class Objective(abc.ABC):
     """A number that a run makes smaller.
 
     Only ``__call__`` is needed: the other methods are faster ways to the same numbers, and
-    say None where there is no such way.  Any function of no arguments is an objective, too
+    return None if there is no such way.  Any function of no arguments is an objective, too
     (see :func:`objective_of`).
     """
 
     @abc.abstractmethod
     def __call__(self) -> Any:
-        """The loss at the weights as they are shown now: a number, or a tensor whose mean it is."""
+        """The loss at the weights that the model currently shows: a number, or a tensor whose mean it is."""
 
     @property
     def weight(self) -> tuple[str, float] | None:
-        """The unit and the number of things that this is a mean over, say ("tokens", 103.0); None if unknown."""
+        """The unit and the number of things that this is a mean over, such as ("tokens", 103.0); None if unknown."""
         return None
 
     @property
     def model(self) -> nn.Module | None:
-        """The model that is measured, where the objective knows that it reads all of its weights; else None."""
+        """The measured model, if the objective knows that it reads all of its weights; otherwise None."""
         return None
 
     @property
@@ -57,7 +57,7 @@ class Objective(abc.ABC):
 
     @property
     def submits(self) -> bool:
-        """Whether ``submit`` or ``stage`` may have something to offer."""
+        """Whether ``submit`` or ``stage`` may return something other than None."""
         return False
 
     def measure(self, points: Sequence[Point]) -> Tensor:
@@ -65,11 +65,11 @@ class Objective(abc.ABC):
         return torch.tensor(visit(points, functools.partial(value_of, self)), dtype=torch.float64)
 
     def submit(self, points: Sequence[Point]) -> Tensor | None:
-        """(points,) the same on the device, without waiting for them; None where the host has to wait."""
+        """(points,) the losses on the device, without waiting for them; None if the host has to wait."""
         return None
 
     def stage(self) -> Staged | None:
-        """This objective in a form that can be captured with its step; None where it cannot."""
+        """This objective in a form that can be captured with its step; None if it has none."""
         return None
 
 
@@ -77,7 +77,7 @@ class Captures(Protocol):
     """Keeps captured steps and replays them."""
 
     def run(self, plan: Plan, staged: Staged) -> Numbers | None:
-        """Take a step without waiting for it; None, and nothing moved, where it cannot be captured."""
+        """Take a step without waiting for it; return None and move nothing if it cannot be captured."""
         ...
 
 
@@ -89,17 +89,17 @@ class Call(NamedTuple):
 
 
 class Tape(Protocol):
-    """Follows a forward pass that skips its layers, which are captured one by one; takes what comes before and after.
+    """Follows a forward pass that skips its layers, which are captured one by one; handles what comes before and after.
 
     Piece 0 comes before the first layer, piece i + 1 is layer i, the last one comes after the layers.
     """
 
     def enter(self, layer: int, hidden: Tensor, call: Call) -> None:
-        """A layer is called."""
+        """Called when the pass reaches a layer."""
         ...
 
     def leave(self) -> tuple[Tensor, bool]:
-        """The hidden states after the layers, and whether they are the rows of several points."""
+        """Return the hidden states after the layers, and whether they are the rows of several points."""
         ...
 
 
@@ -118,10 +118,10 @@ class Staging(Protocol):
         """Run one layer.
 
         Args:
-            i: which.
+            i: index of the layer.
             hidden: (rows, S, width).
-            call: its other arguments.
-            points: where it is evaluated, if it is active.
+            call: the layer's other arguments.
+            points: the points at which it is evaluated, if it is active.
             parted: whether there is a row per point already.
 
         Returns:
@@ -135,16 +135,16 @@ class Staged:
     """An objective whose batch lies in one buffer, so that a captured step can be replayed on the next batch.
 
     Args:
-        graphs: where its captured steps are kept.
+        graphs: keeps its captured steps.
         row: the part of ``shape`` that the layers see.
         shape: objectives of one shape can take each other's batches.
         batch: (n,) int64 on the host.
-        bind: the objective on a buffer of n numbers on the device.
-        pieces: how many pieces the forward pass has; one if it cannot be cut.
-        active: the tensors of a plan's block by the piece that reads them.
-        reserve: bytes of device memory that a plan's captured steps compute in, whichever block is active.
-        device: where steps run.
-        most: points that a captured pass may have.
+        bind: binds the objective to a buffer of n numbers on the device.
+        pieces: number of pieces of the forward pass; one if it cannot be cut.
+        active: gives the tensors of a plan's block, by the piece that reads them.
+        reserve: gives the bytes of device memory that a plan's captured steps compute in, whichever block is active.
+        device: the device that steps run on.
+        most: maximum number of points in a captured pass.
         weight: see :class:`Objective`.
     """
 
@@ -164,8 +164,8 @@ class Staged:
 class Mean(Objective):
     """The mean of several objectives, one per micro-batch.
 
-    Objectives that are means over the same unit (scored tokens, examples) are weighted by their numbers
-    of it, so that micro-batches add up to the batch; otherwise all have equal shares.
+    Objectives that are means over the same unit (scored tokens, examples) are weighted by the
+    number of units, so that micro-batches add up to the batch; otherwise all have equal shares.
     """
 
     def __init__(self, parts: Sequence[Closure]) -> None:
@@ -196,7 +196,7 @@ class Mean(Objective):
 
     @property
     def amounts(self) -> list[float]:
-        """How much each part counts."""
+        """The weight of each part in the mean."""
         alike = self.weight is not None
         return [part.weight[1] if alike and part.weight is not None else 1.0 for part in self.parts]
 
@@ -216,9 +216,9 @@ class Called(Objective):
 
 
 def objective_of(closure: Closure | Sequence[Closure] | None, alone: bool = True) -> Objective:
-    """The objective that ``optimizer.step`` was given: one, a function of no arguments, or a list of either.
+    """The objective for the closure of ``optimizer.step``: one itself, a function of no arguments, or a list of either.
 
-    Only a process that is not ``alone`` may have an empty list: other processes have the micro-batches of that step.
+    Only a process that is not ``alone`` may pass an empty list: other processes have the micro-batches of that step.
     """
     if isinstance(closure, Objective):
         return closure

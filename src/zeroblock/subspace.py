@@ -1,4 +1,4 @@
-"""Subspaces: where in a block the directions are drawn.
+"""Subspaces: the parts of a block's space that directions are drawn in.
 
 A subspace is a family of bases, one per tensor and turn; see ``basis`` for what a basis is.
 """
@@ -45,14 +45,14 @@ class Subspace(abc.ABC):
         return True
 
     product: float | None = None
-    """Not None where :meth:`initial` wants to know the sizes that follow from other tensors', as that of LoRA's B."""
+    """Not None if :meth:`initial` needs the sizes that follow from other tensors, such as the size of LoRA's B."""
 
     def initial(self, param: Tensor, size: float | None = None) -> Initial:
-        """Numbers that bases need of the weights before training; None, the default, for none.
+        """Numbers that bases need from the weights before training; None, the default, if there are none.
 
         Args:
             param: the tensor.
-            size: that follows from other tensors; only given where ``product`` asks for it, and where it is known.
+            size: the size that follows from other tensors; only given if ``product`` asks for it and it is known.
         """
         return None
 
@@ -60,16 +60,16 @@ class Subspace(abc.ABC):
         """This subspace in the units of a run that began with other ones.
 
         Args:
-            words: for the subspace, as a journal or a state has them.
+            words: the subspace, as written in a journal or a state.
 
         Returns:
-            The subspace itself where the words are not about its units alone.
+            The subspace in those units; unchanged if the words differ in more than the units.
         """
         return self
 
     @property
     def reads(self) -> bool:
-        """Whether :meth:`initial` looks at the weights, which then have to be where they are used."""
+        """Whether :meth:`initial` looks at the weights, which must then be on the device that uses them."""
         return type(self).initial is not Subspace.initial
 
     @abc.abstractmethod
@@ -101,7 +101,7 @@ class LowRank(Subspace):
 
     Args:
         rank: r, cut to the smaller side of a matrix.
-        as_published: LOZO's code draws another U for the update on the steps that draw V.
+        as_published: draw another U for the update on the steps that draw V, as LOZO's code does.
     """
 
     rank: int = 2
@@ -162,7 +162,7 @@ class Frames(Subspace):
 @SUBSPACES.register
 @dataclasses.dataclass(frozen=True)
 class Sparse(Subspace):
-    """The fraction ``keep`` of smallest magnitudes of each tensor (SparseMeZO).
+    """The fraction ``keep`` of each tensor with the smallest magnitudes (SparseMeZO).
 
     The threshold is the keep-quantile of the magnitudes before training; the mask is
     computed from the weights at every use and costs no memory.
@@ -170,7 +170,7 @@ class Sparse(Subspace):
 
     keep: float = 0.75
 
-    retraces = False  # the mask of the moved weights is another one
+    retraces = False  # the moved weights have another mask
 
     def __post_init__(self) -> None:
         _check_fraction(self)
@@ -208,26 +208,26 @@ class Relative(Subspace):
 
     Then eps and lr are pure numbers: a step of 0.01 moves every tensor by a hundredth of its own size,
     a bias of 77 as well as a matrix of 0.01.  The floor is for tensors that begin at or near zero: a quarter of
-    the size that keeps a layer's outputs at unit variance.  The scales of integers have no floor: a hundredth of a
-    weight is their usual size.
+    the size that keeps a layer's outputs at unit variance.  With a quantile, the scales of integers have no floor:
+    their usual size is a hundredth of a weight.
 
-    LoRA's B begins at zero, too, but says nothing by itself: what moves is the product (alpha/r)·BA.  Its size is the
-    one at which the product is as large as the matrix W that it is added to, or some multiple of that:
+    LoRA's B begins at zero, too, but its own size tells nothing: the model sees the product (alpha/r)·BA.  The size of
+    B is the one at which the product is as large as the matrix W that it is added to, or a multiple of that:
 
         s = max(rms(B), product·rms(W) / (alpha/r·√r·rms(A)))
 
     Then a step of 0.01 on B moves W by a hundredth of its size, times the multiple.
 
     The size of a matrix is the root mean square of its elements.  Norms and biases may have a few elements that
-    are a hundred times as large as the others; their size can be a low quantile, so that a step is small beside
-    most of their elements.
+    are a hundred times as large as the others; their size can be a low quantile, so that a step is small
+    compared with most of their elements.
 
     Args:
-        subspace: where directions are drawn.
-        quantile: of the elements' magnitudes, which is the size of a vector; then the scales of integers have no
-            floor, either. By default the size of a vector is its root mean square, too, and scales have the floor.
-        product: the size of LoRA's product, in units of the matrix beside it, from which that of B follows; by default
-            B has the floor.
+        subspace: the other subspace, which gives Q.
+        quantile: the quantile of the elements' magnitudes that is the size of a vector; then the scales of integers
+            have no floor. By default the size of a vector is its root mean square, too, and scales have the floor.
+        product: the size of LoRA's product, in units of the matrix next to it, which determines the size of B; by
+            default B has the floor.
     """
 
     subspace: Subspace = Full()
@@ -237,7 +237,7 @@ class Relative(Subspace):
     relative = True
 
     def __repr__(self) -> str:
-        """In words; without a quantile or a product, those of the journals that lack them."""
+        """The words for journals; a quantile or product of None is left out, as in older journals."""
         given = {"quantile": self.quantile, "product": self.product}
         words = "".join(f", {name}={value}" for name, value in given.items() if value is not None)
         return f"Relative(subspace={self.subspace}{words})"

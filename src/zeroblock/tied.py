@@ -19,7 +19,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def untie_(model: Any) -> bool:
-    """Give a model on the meta device a head of its own; False, and nothing changed, where it has one, or none."""
+    """Give a model on the meta device its own head; return False and change nothing if it has one, or has no head."""
     head = model.get_output_embeddings()
     if head is None or _names(model, head) is None:
         return False
@@ -28,10 +28,10 @@ def untie_(model: Any) -> bool:
 
 
 def is_untied(model: Any, source: str) -> bool:
-    """Whether a checkpoint has a head of its own where a model on the meta device shares it with the embedding.
+    """Whether a checkpoint has a head of its own although a model on the meta device shares it with the embedding.
 
     Args:
-        model: of transformers.
+        model: a model of transformers.
         source: a folder or a hub id, whose files are looked up in the cache.
     """
     head = model.get_output_embeddings()
@@ -43,14 +43,14 @@ def is_untied(model: Any, source: str) -> bool:
 
 
 def _names(model: nn.Module, head: nn.Module) -> tuple[str, str] | None:
-    """The head's weight and the tensor that it is tied to, by their names; None where it is tied to nothing."""
+    """The head's weight and the tensor that it is tied to, by their names; None if it is tied to nothing."""
     own = next((f"{path}.weight" for path, module in model.named_modules() if module is head), "")
     other = next((name for name, param in model.named_parameters() if param is getattr(head, "weight", None)), own)
     return None if other == own else (own, other)
 
 
 def _tensors(source: str, names: Sequence[str]) -> list[Tensor]:
-    """Those of some tensors that a checkpoint holds."""
+    """The tensors with these names that a checkpoint holds."""
     from safetensors import safe_open
 
     if (index := _file(source, INDEX)) is not None:
@@ -67,7 +67,7 @@ def _tensors(source: str, names: Sequence[str]) -> list[Tensor]:
 
 
 def _file(source: str, name: str) -> Path | None:
-    """A file of a folder, or of a hub id that is in the cache."""
+    """A file of a folder, or of a hub id in the cache; None if it is not there."""
     from transformers.utils import cached_file
 
     with contextlib.suppress(OSError, ValueError):

@@ -1,7 +1,7 @@
 """Turns: which block is active at which step.
 
 A turn is ``interval`` steps on one block.  Everything here is pure, so a run, its
-replay, a benchmark and a study of schedules all take turns by the same few lines.
+replay, a benchmark and a study of schedules all share the same few lines.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def clamped(coeffs: Sequence[float], clip: float | None) -> tuple[float, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """Where a run stands: before step ``step``, in turn ``number``, on block ``block``.
+    """The position of a run: before step ``step``, in turn ``number``, on block ``block``.
 
     Args:
         step: number of steps taken so far.
         number: number of the turn that ``block`` was chosen for.
-        block: index of the active block; of the one that records name, if there are several.
+        block: index of the active block; if there are several, of the one that records name.
         scores: one number per block, from which a schedule that learns chooses.
         weight: factor on the learning rate, by which the schedule corrects for its choice.
         others: further active blocks, each with a factor on the learning rate of ``block``.
@@ -50,7 +50,7 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True)
 class Turns:
-    """Takes turns by a schedule.
+    """Takes turns according to a schedule.
 
     >>> from zeroblock.schedule import Ascending
     >>> turns = Turns(Ascending(), blocks=3, interval=2, seed=0)
@@ -60,9 +60,9 @@ class Turns:
 
     Args:
         schedule: chooses the block of every turn.
-        blocks: how many there are.
+        blocks: number of blocks.
         interval: steps per turn.
-        seed: of the schedule's random choices.
+        seed: seed of the schedule's random choices.
         clip: the schedule learns from coefficients clamped to ±clip.
     """
 
@@ -74,7 +74,7 @@ class Turns:
 
     @property
     def learns(self) -> bool:
-        """Whether the next block may depend on the last measurement; a schedule that does not say is taken to."""
+        """Whether the next block may depend on the last measurement; True if the schedule does not say."""
         return getattr(self.schedule, "learns", True)
 
     def first(self) -> Turn:
@@ -82,7 +82,7 @@ class Turns:
         return self.entered(Turn(0, 0, 0, (0.0,) * self.blocks))
 
     def entered(self, turn: Turn) -> Turn:
-        """The same step, in the turn that it belongs to: a new block where a turn begins."""
+        """The same step, in the turn that it belongs to: a new block if a turn begins."""
         number = turn.step // self.interval
         (block, weight), *others = self._chosen(number, list(turn.scores)).items()
         factors = tuple((other, its / weight) for other, its in others)
@@ -110,7 +110,7 @@ class Turns:
         return turn.number != turn.step // self.interval
 
     def observed(self, turn: Turn, block: int, coeffs: Sequence[float]) -> Turn:
-        """After the schedule has seen the coefficients measured on a block, and on the others of its turn."""
+        """The turn after the schedule has seen coefficients measured on a block and the others of its turn."""
         if not self.learns:
             return turn
         scores = list(turn.scores)
@@ -119,14 +119,14 @@ class Turns:
         return dataclasses.replace(turn, scores=tuple(scores))
 
     def after(self, turn: Turn, record: Record | None = None) -> Turn:
-        """One step later: the schedule hears of the step's record, if there is one, then a new turn may begin."""
+        """One step later: the schedule sees the step's record, if there is one, and then a new turn may begin."""
         turn = self.counted(turn)
         if record is not None and record.finite:
             turn = self.observed(turn, record.block, record.coeffs)
         return self.entered(turn) if self.due(turn) else turn
 
     def replayed(self, turn: Turn, records: Iterable[Record]) -> Turn:
-        """Where the records of consecutive steps lead."""
+        """The turn after the records of consecutive steps."""
         for record in records:
             turn = self.after(turn, record)
         return turn

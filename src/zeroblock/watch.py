@@ -1,9 +1,9 @@
-"""The watch: notices that a model and its optimizer no longer agree, before a step goes wrong in silence.
+"""The watch: notices that a model and its optimizer no longer agree, before a step goes wrong silently.
 
-Two questions are asked all the time, cheaply.  Does the model still hold the parameters that
+It keeps asking two cheap questions.  Does the model still hold the parameters that
 the optimizer moves, as they were when it was built?  Does the objective read the weights that a
-step perturbs?  The first is asked before every step, of identities and flags.  The second is
-asked at the first turn of every block, and again where the coefficients stay at zero.
+step perturbs?  It asks the first before every step, by comparing identities and flags, and the
+second at the first turn of every block, and again if the coefficients stay at zero.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .step import Objective
 from .weights import Weights, adapted, hidden
 
 ZERO_STEPS = 32
-"""Steps in a row with coefficients of exactly zero after which the objective's reads are looked at again."""
+"""Steps in a row with coefficients of exactly zero after which the objective's reads are checked again."""
 
 _flag = operator.attrgetter("requires_grad")
 _kind = operator.attrgetter("dtype", "device", "shape")
@@ -34,10 +34,10 @@ AFTER = "first change the model, then build the optimizer"
 
 
 class Watch:
-    """Compares a model with what its optimizer was built on, and the objective with the weights it should read.
+    """Compares a model with the one its optimizer was built on, and the objective with the weights it should read.
 
     Args:
-        weights: of the optimizer.
+        weights: the optimizer's weights.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -47,7 +47,7 @@ class Watch:
         self._blocks = [[weights.params[name] for name in block.params] for block in weights.blocks]
         self._kinds = [list(map(_kind, params)) for params in self._blocks]
         self._unseen = set(range(len(weights.blocks)))
-        """Blocks that were not seen to be read yet."""
+        """Blocks for which the objective's reads are not known yet."""
         self._measured: nn.Module | None = None
         """The model of the last objective that knows its model."""
         self._readings: dict[int, Reading] = {}
@@ -55,14 +55,14 @@ class Watch:
         self._zeros, self._limit = 0, ZERO_STEPS
         self._fault = False
         self._remark: str | None = None
-        """What to warn of once; empty when that is done."""
+        """A warning that has not been shown yet; an empty string once it has; None before there is one."""
 
     def check(self, block: int, fresh: bool) -> bool:
         """Raise if the model is no longer the one that the optimizer was built on.
 
         Args:
             block: index of the active block.
-            fresh: whether no step was taken yet.
+            fresh: whether no step has been taken yet.
 
         Returns:
             Whether the model has moved to another device, which is allowed before the first step.
@@ -91,7 +91,7 @@ class Watch:
         return True
 
     def over(self, objective: Objective, plan: Plan) -> Objective:
-        """The objective of a step, with its reads noted where they are not known yet."""
+        """The objective of a step, with its reads noted if they are not known yet."""
         if objective.model is not None:
             self._recognise(objective.model)
             return objective
@@ -111,7 +111,7 @@ class Watch:
             self._measured = model
 
     def see(self, record: Record) -> None:
-        """Hear of a step's numbers, and judge what was noted of it."""
+        """Receive the record of a step, and judge the reads noted during it."""
         reading = self._readings.pop(record.step, None)
         if not record.finite:
             return
@@ -139,7 +139,7 @@ class Watch:
             self._fault = True
 
     def complain(self) -> None:
-        """Raise if the objective reads no weight at all; warn once of what is only suspicious."""
+        """Raise if the objective reads no weight at all; warn once if it is only suspicious."""
         if self._fault:
             self._fault = False
             raise ZeroBlockError(UNREAD)

@@ -1,4 +1,4 @@
-"""The weights of a run: which tensors move, where their noise lies, and the bases that they have in a turn."""
+"""The weights of a run: the tensors that move, the addresses of their noise, and their bases in a turn."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Weights:
     """The trainable tensors of a model, cut into blocks.
 
     Args:
-        model: its trainable parameters.
-        blocks: which of them move together.
-        subspace: where directions are drawn.
+        model: the model whose trainable parameters move.
+        blocks: the parameters that move together.
+        subspace: the subspace that directions are drawn in.
         interval: steps per turn.
         fold: steps whose sum is held in coordinates before it is written to the tensors.
-        seed: of the bases.
-        distribution: of the coordinates.
-        rounding: of 16-bit weights.
+        seed: seed of the bases.
+        distribution: distribution of the coordinates.
+        rounding: rounding of 16-bit weights.
         restore: "copy" measures on copies, "subtract" moves the weights themselves and moves them back.
     """
 
@@ -60,7 +60,7 @@ class Weights:
         self.interval, self.fold, self.seed = interval, fold, seed
         self.distribution, self.rounding, self.restore = distribution, rounding, restore
         self.shelf = shelf_of(model)
-        """Where the weights rest when they are not used."""
+        """Holds the weights while they are not used."""
         self._gathering = Gathering(model)
         self.offsets: dict[str, int] = {}
         total = 0
@@ -70,30 +70,30 @@ class Weights:
         self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
         layers = {f"{path}.weight": layer for path, layer in quantised_layers(model).items()}
         self.quantised = {name: layer for name, layer in layers.items() if name in self.params}
-        """The layers whose integers move, by the names of these."""
+        """The layers whose integers move, by the names of their integers."""
         if self.quantised and restore == "subtract":
             raise ZeroBlockError("integers cannot be moved back by subtraction: use restore='copy'")
         for name, param in self.params.items():
             _check(name, param, model)
         _say_packed(model, self.params)
         self.sharded = any(map(is_spread, self.params.values()))
-        """Whether any of them is spread over several processes."""
+        """Whether any trainable tensor is spread over several processes."""
         boxes = {name: box_of(name, param) for name, param in self.params.items()}
         self.boxes: dict[str, Box] = {name: box for name, box in boxes.items() if box is not None}
-        """Where the shards of this process lie in their tensors."""
+        """The places of this process's shards in their tensors, by name."""
         self.sizes, self.initial = self.read()
-        """Sizes of tensors that follow from others', and what the subspace needs of each, from before training."""
+        """Sizes that follow from other tensors, and the numbers that the subspace needs, both from before training."""
         self._members: dict[int, tuple[Member, ...]] = {}
-        """Those of blocks whose bases never change."""
+        """The members of blocks whose bases never change."""
         self._placed: torch.device | None = None
         self._uniform = False
         self.held: dict[str, Tensor] = {}
         """Coordinates of the steps that have not reached their tensors yet, by name."""
         self.anchor: dict[str, Tensor] = {}
-        """A copy of the active block as it was when its turn began, by name, where the estimator measures there."""
+        """A copy of the active block from the beginning of its turn, by name, if the estimator measures there."""
 
     def read(self) -> tuple[dict[str, float], dict[str, Initial]]:
-        """Read the numbers off the weights that the subspace needs, as they are before training.
+        """Read the numbers that the subspace needs from the weights before training.
 
         Returns:
             The sizes that follow from other tensors, and the numbers of every tensor, by name.
@@ -105,7 +105,7 @@ class Weights:
         return sizes, {n: self.subspace.initial(self.values(n), **given.get(n, {})) for n in self.params}
 
     def _sizes(self) -> dict[str, float]:
-        """The sizes of factors of adapters that follow from the matrices beside them; shards are gathered by all."""
+        """The sizes of adapters' factors that follow from the matrices next to them; all processes gather shards."""
         names = {id(param): name for name, param in self.params.items()}
         sizes: dict[str, float] = {}
         for pair in pairs(self.model):
@@ -119,7 +119,7 @@ class Weights:
         return sizes
 
     def _beside(self, pair: Pair) -> Tensor | None:
-        """The matrix beside a pair; None where its numbers are elsewhere, or not to be read."""
+        """The matrix next to a pair; None if its numbers are elsewhere or cannot be read."""
         layer, weight = pair.layer, getattr(pair.layer, "weight", None)
         if not isinstance(weight, Tensor) or weight.is_meta:
             return None
@@ -127,13 +127,13 @@ class Weights:
             with self.shelf.showing(layer):
                 return None if is_spread(layer.weight) else layer.expanded()
         if weight.dtype not in DTYPES or (hasattr(weight, "__tensor_flatten__") and not is_spread(weight)):
-            return None  # packed by others
+            return None  # packed by another library
         if getattr(layer, "_hf_device_mesh", None) is not None and not is_spread(weight):
-            return None  # a part of the matrix, another one in every process
+            return None  # a part of the matrix, different in every process
         return whole(self.shelf.value(weight))
 
     def start_from(self, initial: Mapping[str, Initial]) -> None:
-        """Take the numbers that were read off the weights when the run began, and drop the bases made of others."""
+        """Take the numbers that were read from the weights when the run began, and drop bases made from others."""
         self.initial = dict(initial)
         self._members.clear()
 
@@ -155,7 +155,7 @@ class Weights:
         return self._uniform
 
     def values(self, name: str) -> Tensor:
-        """The numbers of a tensor, which its integers stand for where it is quantised."""
+        """The numbers of a tensor; if it is quantised, those that its integers stand for."""
         layer, param = self.quantised.get(name), self.params[name]
         if layer is None:
             value = self.shelf.value(param)
@@ -165,8 +165,8 @@ class Weights:
 
     @property
     def spacing(self) -> float:
-        """Root mean square of the steps between integers beside that of the weights, of the coarsest layer that moves;
-        0 where no integers move."""
+        """Root mean square of the steps between integers relative to that of the weights, for the coarsest layer that
+        moves; 0 if no integers move."""
         return max((self._spacing(layer) for layer in self.quantised.values()), default=0.0)
 
     def _spacing(self, layer: QuantisedLinear) -> float:
@@ -180,7 +180,7 @@ class Weights:
         layer = self.quantised.get(name)
         place = self.shelf.place(param)
         shown = param if layer is None else torch.empty(layer.out_features, layer.in_features, device="meta")
-        if layer is None and param.device != place:  # of the same shape and dtype where it will be used
+        if layer is None and param.device != place:  # same shape and dtype, on the device that will use it
             shown = torch.empty((), dtype=param.dtype, device=place).expand(param.shape)
         basis = self.subspace.basis(shown, Key(self.seed, turn * self.interval), site)
         if layer is not None:
@@ -208,10 +208,10 @@ class Weights:
         return members
 
     def drop_anchor(self, members: Sequence[Member]) -> None:
-        """Keep a copy of a block as it is now, in the place of the last one.
+        """Keep a copy of a block as it is now, and drop the last copy.
 
-        It is written into the last one's memory if it has the same tensors: steps that are over may hold that until
-        Python collects its garbage.
+        It is written into the last copy's memory if the shapes are the same, because finished steps may keep that
+        memory alive until Python collects its garbage.
         """
         places = [self.shelf.place(param) for _, param, _ in members]
         wanted = [(param.shape, param.dtype, place) for (_, param, _), place in zip(members, places, strict=True)]
@@ -235,7 +235,7 @@ class Weights:
         """The members of active blocks by the factor on their learning rate: one group, unless the factors differ.
 
         Args:
-            members: of all active blocks, block after block.
+            members: the members of all active blocks, block after block.
             active: the blocks, each with its factor.
         """
         if all(factor == 1 for _, factor in active):
@@ -244,7 +244,7 @@ class Weights:
         return [(factor, list(itertools.islice(rest, len(self.blocks[b].params)))) for b, factor in active]
 
     def direction(self, key: Key, members: Sequence[Member], paired: bool, several: bool = False) -> Direction:
-        """The line θ + s·Pz in the way that suits the model; ``several`` says that members are of several blocks."""
+        """The line θ + s·Pz in the form that suits the model; ``several`` says that members are of several blocks."""
         lifts = self.shelf.lifts(members)
         if self.restore == "subtract":
             if not lifts:
@@ -264,32 +264,32 @@ class Weights:
         self._gathering.release()
 
     def whole(self, name: str) -> Tensor:
-        """A tensor as one process would hold it; where it is sharded, every process has to ask for it."""
+        """A tensor as one process would hold it; if it is sharded, every process must call this."""
         return whole(self.params[name])
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """The shards of this process as plain numbers, start and size; empty where tensors are whole."""
+        """The shards of this process as plain numbers, start and size; empty if tensors are whole."""
         return {name: (box.start, box.size) for name, box in self.boxes.items()}
 
     def fold_(self, members: Sequence[Member], key: Key) -> None:
-        """Write the held steps to their tensors, whose rounding bits ``key`` addresses."""
+        """Write the held steps to their tensors; ``key`` addresses the rounding bits."""
         self.release()
         for part in self.shelf.visits([member for member in members if member.basis.behind], folds=True):
             for member in part:
                 member.basis.fold_(member.local, key)
 
     def largest_size(self, blocks: int = 1) -> int:
-        """Number of coordinates of so many blocks, of those that have most."""
+        """Number of coordinates of the ``blocks`` largest blocks together."""
         sizes = (sum(member.basis.size for member in self.members(b, 0)) for b in range(len(self.blocks)))
         return sum(sorted(sizes, reverse=True)[:blocks])
 
     def numel(self, block: int) -> int:
-        """How many weights a block has."""
+        """Number of weights of a block."""
         return sum(elements(self.params[name]) for name in self.blocks[block].params)
 
     @functools.cached_property
     def largest_layer(self) -> int:
-        """Bytes of the largest layer, or of the largest tensor where there are no layers."""
+        """Bytes of the largest layer, or of the largest tensor if there are no layers."""
         try:
             cut = blocks_of.layers(self.model)
         except ZeroBlockError:
@@ -298,7 +298,7 @@ class Weights:
 
     @functools.cached_property
     def opaque(self) -> bool:
-        """Whether the model reads weights where no torch function shows it: compiled or scripted."""
+        """Whether the model reads weights without a torch function that shows it: compiled or scripted."""
         if not hidden(self.model):
             return False
         warnings.warn(
@@ -331,7 +331,7 @@ def _check(name: str, param: Tensor, model: nn.Module) -> None:
 
 
 def _say_packed(model: nn.Module, params: Sized) -> None:
-    """Say which weights a quantised model trains, where nobody chose them by adding an adapter."""
+    """Warn which weights a quantised model trains, unless the user chose them by adding an adapter."""
     packed = blocks_of.packed(model)
     if packed and not adapted(model):
         warnings.warn(

@@ -2,8 +2,8 @@
 
 Noise is a function of its address, so ranks exchange losses and nothing else: one message per step.
 
-``layout`` says which rank measures what, ``message`` is the message and the mean that is taken of it,
-``channel`` sends it, ``checksum`` proves that weights are equal, and ``team`` is all of that for one optimizer.
+``layout`` says which rank measures what, ``message`` defines the message and the mean over all ranks,
+``channel`` sends it, ``checksum`` proves that weights are equal, and ``team`` combines all of that for one optimizer.
 """
 
 from .layout import Parallel, Ranks

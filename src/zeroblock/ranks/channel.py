@@ -1,4 +1,4 @@
-"""The channel between ranks: gathers a small tensor from each, and says who is missing where one does not answer."""
+"""The channel between ranks: gathers a small tensor from each, and names the ranks that do not answer."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ..interrupt import held_back
 from .layout import Ranks
 
 PULSE_S = 1.0
-"""Seconds of waiting after which a rank looks whether another one has given up."""
+"""Seconds between a waiting rank's checks whether another one has given up."""
 POLL_S = 2e-5
-"""Seconds between two looks at a message on the GPU."""
+"""Seconds between two polls of a message on the GPU."""
 ROLL_CALL_S = 2.0
 """Seconds that ranks have to answer when one is missing."""
 FAREWELL_S = 30.0
-"""Seconds that a rank which fails waits for the others to hear of it."""
+"""Seconds that a failing rank waits for the others to receive its message."""
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""Torch renamed it in 2.13."""
+"""Gathers one tensor per rank; torch 2.13 renamed it."""
 AGAIN = "start the processes again; a run with a journal continues from it"
 
 
@@ -36,8 +36,8 @@ class Channel:
     """Sends the messages of one team.
 
     Args:
-        ranks: who takes part.
-        device: where the weights are.
+        ranks: the ranks that take part.
+        device: the device of the weights.
     """
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
@@ -45,16 +45,16 @@ class Channel:
         self.captures = device.type == "cuda" and _backend(ranks.group, "cuda") == "nccl"
         """Whether a message can be part of a step that is submitted to the GPU."""
         self.device = device if _backend(ranks.group, "cpu") is None or self.captures else torch.device("cpu")
-        """Where messages lie."""
+        """The device of the messages."""
         if _backend(ranks.group, self.device.type) is None:
             raise ZeroBlockError(
                 f"the process group cannot send messages of weights on {device}: "
                 "init_process_group('cpu:gloo,cuda:nccl') can, from both kinds of devices"
             )
         self.over = ""
-        """Why no message comes through any more; empty while they do."""
+        """The reason why messages no longer come through; empty while they do."""
         self._store: Any = None
-        with contextlib.suppress(Exception):  # a backend may have no store, and then nobody can be named
+        with contextlib.suppress(Exception):  # without a store, which a backend may lack, no rank is named
             self._store = distributed_c10d.PrefixStore(
                 "zeroblock", distributed_c10d._get_process_group_store(ranks.group)
             )
@@ -63,7 +63,7 @@ class Channel:
         """(ranks, *shape) the messages of all ranks, in rank order, on the host.
 
         Args:
-            message: of the same shape and dtype on every rank.
+            message: a tensor of the same shape and dtype on every rank.
         """
         out, work = self._begin(message)
         try:
@@ -92,7 +92,7 @@ class Channel:
         return [json.loads(bytes(text[:n].tolist())) for text, n in zip(texts, lengths, strict=True)]
 
     def fail(self, message: Tensor, step: int, reason: str) -> None:
-        """Send the others a message that says that this rank has failed, without waiting long for them."""
+        """Tell the others that this rank has failed, without waiting long for them."""
         with contextlib.suppress(Exception):
             if self._store is not None:
                 self._store.set(f"reason/{step}/{self.ranks.rank}", reason)
@@ -132,7 +132,7 @@ class Channel:
             raise self.broken(error) from error
 
     def _wait(self, work: Any, most_s: float = math.inf) -> None:
-        """Wait for the others, and look now and then whether one of them, or the user, has given up."""
+        """Wait for the others, and check now and then whether one of them, or the user, has given up."""
         end = time.monotonic() + most_s
         while True:
             pulse = time.monotonic() + PULSE_S
@@ -144,14 +144,14 @@ class Channel:
                     return
                 raise RuntimeError("no answer of the other ranks")
             except RuntimeError:
-                if work.is_completed():  # as its pulse ended; or this raises what has gone wrong
+                if work.is_completed():  # finished as the pulse ended, or ``wait`` raises its error
                     work.wait()
                     return
                 if time.monotonic() > end or held_back() or self._set("broken"):
                     raise
 
     def _give_up(self) -> None:
-        """Tell those who wait that there is no point in it, and that it is not this rank that is missing."""
+        """Tell waiting ranks to give up, and that this rank is not the missing one."""
         with contextlib.suppress(Exception):
             if self._store is not None:
                 self._store.set(f"here/{self.ranks.rank}", "")
@@ -164,7 +164,7 @@ class Channel:
         return False
 
     def broken(self, error: Exception) -> ZeroBlockError:
-        """The error for a message that did not come through: calls the roll, so that missing ranks are named."""
+        """The error for a message that did not come through; calls the roll to name the missing ranks."""
         self._give_up()
         end = time.monotonic() + ROLL_CALL_S
         missing = list(range(self.ranks.size)) if self._set(f"here/{self.ranks.rank}") else []
@@ -182,7 +182,7 @@ class Channel:
 
 
 def _backend(group: Any, kind: str) -> str | None:
-    """The name of the library that carries a group's tensors of a kind of device; None where there is none."""
+    """The name of the library that carries a group's tensors on a kind of device; None if there is none."""
     try:
         return str(group._get_backend(torch.device(kind)).name()).lower()
     except RuntimeError:

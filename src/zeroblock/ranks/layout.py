@@ -1,4 +1,4 @@
-"""The layout of a run's ranks: who measures which micro-batches, and which probes."""
+"""The layout of a run's ranks: which rank measures which micro-batches and which probes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Parallel = Literal["auto", "data", "probes", "data,probes"] | Any
 class Ranks:
     """The processes that take one run's steps together.
 
-    ``data`` shares: each has micro-batches of its own, whose losses are averaged in the order of the shares.
-    ``probes`` shares: all have the same micro-batches, and each measures some of the probes.  Every rank takes
+    Shares of the ``data`` have different micro-batches, whose losses are averaged in the order of the shares.
+    Shares of the ``probes`` have the same micro-batches, and each measures some of the probes.  Every rank takes
     every step.
 
     >>> ranks = Ranks.of("data,probes", probes=4)                               # doctest: +SKIP
@@ -57,14 +57,14 @@ class Ranks:
         """The ranks that ``ZeroOrder(..., parallel=...)`` means.
 
         Args:
-            parallel: "auto" (the data, where a process group of several ranks is up; nothing otherwise), "data",
-                "probes", "data,probes" (as many ranks as divide the probes share those, the others the data),
-                "data=2,probes=4", a process group (its ranks share the data), a ``DeviceMesh`` whose dimensions are
-                called "data" and "probes", ``Ranks`` itself, or None for a process that goes its own way.
-            probes: of the estimator.
+            parallel: "auto" (share the data if a process group of several ranks is running, otherwise nothing),
+                "data", "probes", "data,probes" (the greatest common divisor of ranks and probes is the number of
+                shares of the probes), "data=2,probes=4", a process group (its ranks share the data), a ``DeviceMesh``
+                whose dimensions are called "data" and "probes", ``Ranks`` itself, or None for a process on its own.
+            probes: number of probes of the estimator.
 
         Returns:
-            None where there is nobody to share with.
+            The ranks; None if there are no others to share with.
         """
         ranks = cls._of(parallel, probes)
         if ranks is not None and len(ranks.grid[0]) > probes:
@@ -148,7 +148,7 @@ class Ranks:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return sum(map(len, self.grid))
 
     @functools.cached_property
@@ -163,12 +163,12 @@ class Ranks:
 
     @functools.cached_property
     def apart(self) -> list[int]:
-        """The ranks that measure other probes than this process, as the whole world counts them."""
+        """The global ranks that measure other probes than this process."""
         return [self.names[rank] for row in self.grid for share, rank in enumerate(row) if share != self.place[1]]
 
     @functools.cached_property
     def names(self) -> list[int]:
-        """The ranks of the group as the whole world counts them."""
+        """The global ranks of the group."""
         return list(dist.get_process_group_ranks(self.group))
 
     def __str__(self) -> str:

@@ -18,14 +18,14 @@ from torch import Tensor
 ABSENT = -1.0
 """The amount of a row that holds no micro-batch."""
 FAILED = -2.0
-"""The amount that a rank sends in the place of losses which it could not measure; FAILED - n asks for n rows."""
+"""The amount that a rank sends in place of losses that it could not measure; FAILED - n asks for n rows."""
 
 Weight = tuple[str, float]
-"""The unit and the number of things that a loss is a mean over, say ("tokens", 103.0)."""
+"""The unit and the number of things that a loss is a mean over, such as ("tokens", 103.0)."""
 
 
 def amounts_of(weights: Sequence[Weight | None], unit: str | None) -> list[float]:
-    """How much each micro-batch counts; NaN where it is not a mean over ``unit``.
+    """The amount of each micro-batch in the mean; NaN if it is not a mean over ``unit``.
 
     >>> amounts_of([("tokens", 7.0), None], "tokens")
     [7.0, nan]
@@ -34,42 +34,42 @@ def amounts_of(weights: Sequence[Weight | None], unit: str | None) -> list[float
 
 
 def common_unit(units: Sequence[str | None]) -> str | None:
-    """The unit that all losses are means over; None where one is unknown, or where they differ."""
+    """The unit that all losses are means over; None if one is unknown, or if they differ."""
     return units[0] if units and len(set(units)) == 1 else None
 
 
 def mean(values: Tensor, amounts: Tensor) -> Tensor:
     """The mean over micro-batches, in their order, on whatever device they are.
 
-    Σ aᵢ·Lᵢ / Σ aᵢ with the amounts as weights, or Σ Lᵢ / n where they are equal or one is unknown.  Sums go from the
+    Σ aᵢ·Lᵢ / Σ aᵢ with the amounts as weights, or Σ Lᵢ / n if they are equal or one is unknown.  Sums go from the
     first micro-batch to the last one, so that a process with n micro-batches and n ranks with one each get the same
     bits.
 
     Args:
         values: (n, points) the losses, in fp64.
-        amounts: (n,) in fp64; NaN where unknown, ``ABSENT`` for rows that do not count.
+        amounts: (n,) in fp64; NaN if unknown, ``ABSENT`` for rows that do not count.
 
     Returns:
         (points,).
     """
-    there = amounts != ABSENT  # NaN is there, too
+    there = amounts != ABSENT  # NaN counts, too
     known = ~(amounts.isnan() & there).any()
     shares = torch.where(there, torch.where(known, amounts, 1.0), 0.0)
     low, high = torch.where(there, shares, torch.inf).amin(), torch.where(there, shares, -torch.inf).amax()
     values = torch.where(there[:, None], values, 0.0)
     table = torch.cat([values, values * shares[:, None], shares[:, None], there[:, None].to(values)], 1)
-    totals = table.cumsum(0)[-1]  # in order: a sum over a dimension would add in the order that a device likes
+    totals = table.cumsum(0)[-1]  # in order: the order of a plain sum depends on the device
     plain, weighted, (total, count) = totals[: values.shape[1]], totals[values.shape[1] : -2], totals[-2:]
     return torch.where(low == high, plain / count, weighted / total)
 
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """Which points each share of the probes measures.
+    """The points that each share of the probes measures.
 
     Args:
         owners: (points,) the probe of each point.
-        count: number of shares; probes are cut into as many consecutive pieces, as equal as they can be.
+        count: number of shares, which are consecutive probes and as equal in size as possible.
     """
 
     owners: tuple[int, ...]
@@ -85,7 +85,7 @@ class Shares:
 
     @functools.cached_property
     def width(self) -> int:
-        """Losses per row of a message: those of the largest share."""
+        """Losses per row of a message: the points of the largest share."""
         return max(map(len, self.points))
 
     def probes(self, share: int) -> tuple[tuple[int, ...], ...]:
@@ -101,7 +101,7 @@ class Shares:
         Args:
             losses: (micro-batches, points of the share).
             amounts: (micro-batches,) see :func:`amounts_of`.
-            capacity: rows of the message; where there are more micro-batches, it asks for more rows.
+            capacity: rows of the message; if there are more micro-batches, it asks for more rows.
         """
         message = torch.zeros(capacity, 1 + self.width, dtype=torch.float64)
         message[:, 0] = ABSENT
@@ -117,7 +117,7 @@ class Shares:
 
         Args:
             table: (ranks, capacity, 1 + width) the messages of all ranks.
-            grid: (shares of the data, shares of the probes) ranks.
+            grid: (shares of the data, shares of the probes) the ranks.
 
         Returns:
             (micro-batches, points), (micro-batches,), in the order of the shares of the data.
@@ -142,5 +142,5 @@ def _places(
 
 @functools.lru_cache(maxsize=64)
 def shares(owners: tuple[int, ...], count: int) -> Shares:
-    """The shares of some points; the same object for the same question."""
+    """The shares of some points; cached, so that the same arguments give the same object."""
     return Shares(owners, count)

@@ -1,4 +1,4 @@
-"""A team: the ranks of one optimizer, what they have agreed on, and the stages of a step that they share."""
+"""A team: the ranks of one optimizer, the settings they agree on, and the stages of a step that they share."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from .message import FAILED, Shares, Weight, amounts_of, common_unit, mean, shar
 class Team:
     """The ranks that take an optimizer's steps together.
 
-    What is sent: at the first step the facts that all ranks must have in common; at every step one row of numbers
-    per micro-batch, 8·(1 + points) bytes; every ``ranks.every`` steps a checksum of 8 bytes.
+    Each rank sends the facts that all must have in common at the first step, one row of numbers per micro-batch
+    at every step, 8·(1 + points) bytes, and a checksum of 8 bytes every ``ranks.every`` steps.
 
     Args:
-        ranks: who takes part.
+        ranks: the ranks that take part.
         params: the weights that are optimized, by name.
     """
 
     def __init__(self, ranks: Ranks, params: Mapping[str, Tensor]) -> None:
         self.ranks, self.params = ranks, params
         self.introduced = False
-        """Whether the ranks have compared what must be equal."""
+        """Whether the ranks have compared the facts that must be equal."""
         self.capacity = 1
         """Micro-batches per rank that a message has room for."""
         self.unit: str | None = None
-        """The unit that losses are means over, where all ranks have the same."""
+        """The unit that losses are means over, if all ranks have the same."""
         self.submits = False
         """Whether steps are submitted to the GPU, the message with them; then every rank has one micro-batch."""
         self._channel: Channel | None = None
 
     @property
     def channel(self) -> Channel:
-        """Sends messages, from where the weights are now."""
+        """The channel for messages, made for the device that the weights are on at first use."""
         if self._channel is None:
             self._channel = Channel(self.ranks, next(iter(self.params.values())).device)
         return self._channel
@@ -54,8 +54,8 @@ class Team:
         """Compare with the other ranks everything that must be equal, once, before the first step.
 
         Args:
-            facts: by name.
-            weights: of this rank's micro-batches at the first step.
+            facts: this rank's facts, by name.
+            weights: weights of this rank's micro-batches at the first step.
             every: all tensors of the model, whose checksum is a fact, too.
             submits: whether this rank could submit its steps to the GPU.
         """
@@ -88,7 +88,7 @@ class Team:
                 )
 
     def _groups(self, values: Sequence[str]) -> str:
-        """Which ranks have which value; the most common one first."""
+        """The ranks that have each value, in words; the most common value first."""
         groups: dict[str, list[int]] = {}
         for rank, value in zip(self.ranks.names, values, strict=True):
             groups.setdefault(value, []).append(rank)
@@ -98,7 +98,7 @@ class Team:
         return ", ".join(f"{who} {value}" for who, value in named)
 
     def shares(self, points: Sequence[Point]) -> Shares:
-        """Who measures which points."""
+        """The points that each share measures."""
         probes: dict[int, int] = {}
         owners = tuple(probes.setdefault(id(point.direction), len(probes)) for point in points)
         return shares(owners, len(self.ranks.grid[0]))
@@ -121,10 +121,10 @@ class Team:
         """(points,) the mean loss of all micro-batches of all ranks at each point, on the host.
 
         Args:
-            points: of the step.
+            points: the points of the step.
             losses: (micro-batches, points of this rank) in fp64.
-            weights: (micro-batches,).
-            step: its number.
+            weights: (micro-batches,) see :data:`Weight`.
+            step: number of the step.
         """
         found, amounts = self.shares(points), amounts_of(weights, self.unit)
         while True:
@@ -142,10 +142,10 @@ class Team:
         """The same on the GPU, without waiting: every rank has one micro-batch.
 
         Args:
-            points: of the step.
+            points: the points of the step.
             losses: (points of this rank,) on the device.
             amount: (1,) fp64 on the device; see :meth:`amount`.
-            live: False sends nothing, and takes this rank's losses for those of all others: to compile kernels.
+            live: whether to send; otherwise this rank's losses stand for those of all, to compile kernels.
         """
         found = self.shares(points)
         rest = losses.new_zeros(found.width - len(losses), dtype=torch.float64)
@@ -156,12 +156,12 @@ class Team:
         return mean(*found.unpack(out.view(self.ranks.size, 1, -1), self.ranks.grid))
 
     def amount(self, weight: Weight | None) -> float:
-        """How much a micro-batch counts; NaN where it is not a mean over the unit of all ranks."""
+        """The amount of a micro-batch in the mean; NaN if it is not a mean over the unit of all ranks."""
         return amounts_of([weight], self.unit)[0]
 
     @contextlib.contextmanager
     def telling(self, points: Sequence[Point], step: int) -> Iterator[None]:
-        """A context in which an error on this rank ends the step on all of them, with its reason."""
+        """A context in which an error on this rank ends the step on all ranks, with its reason."""
         try:
             yield
         except BaseException as error:
@@ -179,7 +179,7 @@ class Team:
     def agree(self, step: int) -> int:
         """Raise unless the weights of all ranks are equal to the bit, naming the ranks that differ.
 
-        Sharded weights are gathered for it, tensor by tensor, so the checksum is that of whole ones.
+        Sharded weights are gathered for it, tensor by tensor, so the checksum is of whole tensors.
 
         Args:
             step: number of steps taken, for the message.

@@ -9,8 +9,8 @@ from torch import nn
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model within ``DistributedDataParallel``, whose parameters have the names that journals know.
 
-    The wrapper may be called in closures: it reduces gradients, of which there are none, and it does not send its
-    buffers to the other ranks any more, which it would do in the first forward pass.
+    Closures may call the wrapper: it has no gradients to reduce, and it no longer sends its buffers to the other
+    ranks, as it would in the first forward pass.
     """
     if dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel):
         model.require_forward_param_sync = False

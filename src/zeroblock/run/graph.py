@@ -2,9 +2,9 @@
 
 Where launching takes longer than running (short rows), the pieces of a step are captured: the
 layers in groups, as they run before the active block, with it, and after it.  A step strings the
-pieces of its block together.  So what is captured grows with the layers times the lengths of rows,
-not with the square of the layers.  Kernels read tokens, step number and learning rate from a
-buffer that one copy fills before every step.
+pieces of its block together.  So the number of graphs grows with the layers times the lengths of
+rows, not with the square of the layers.  Kernels read tokens, step number and learning rate
+from a buffer that one copy fills before every step.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from ..step import Staged
 from .tape import Ends, FinishedError, Frame, Opening, Piece, Recorder, capture, stretches
 
 MAX_CAPTURED_WORK = 1e13
-"""Tokens × weights from which a row keeps the device busy without a graph: some 800 tokens at 13B."""
+"""Tokens × weights from which on a row keeps the device busy without a graph: about 800 tokens at 13B."""
 MAX_GRAPH_BYTES = 1 << 30
 """Bytes of device memory that the graphs themselves may hold."""
 MAX_GRAPHS = 8192
-"""Graphs at a time; drivers give small ones memory that does not show."""
+"""Maximum number of graphs at a time; drivers give small ones memory that is not reported."""
 CUBLAS_BYTES = 1 << 25
 """Bytes that cuBLAS keeps on a stream of a recent GPU."""
 CONTROLS = 5
 """Numbers before the batch in the buffer of inputs."""
 MIN_INPUTS = 1 << 16
-"""Length of the buffer of inputs: rows of some ten thousand tokens."""
+"""Minimum length of the buffer of inputs: rows of about ten thousand tokens."""
 WARM = 4
 """Fields of a piece's key that say which kernels it launches, whatever the shape of the row."""
 TOLERANCE = 1e-3
-"""By how much, relative to it, the losses of the first captured step may differ from those of a plain pass."""
+"""Allowed difference, relative to 1 + loss, between the losses of the first captured step and of a plain pass."""
 
 
 class _Inputs(NamedTuple):
@@ -67,7 +67,7 @@ class _Inputs(NamedTuple):
     def filled(plan: Plan, staged: Staged, live: bool) -> Tensor:
         """The numbers of a step in such a buffer on the host, pinned."""
         flat = torch.empty(len(staged.batch) + CONTROLS, dtype=torch.int64, pin_memory=True)
-        whole = flat.numpy()  # single numbers are set ten times as fast as in a tensor
+        whole = flat.numpy()  # sets single numbers ten times as fast as a tensor does
         whole[:3] = plan.turn.step, plan.turn.number * plan.weights.interval, live
         whole[3:CONTROLS].view(np.float64)[:] = plan.lr, plan.amount(staged.weight)
         whole[CONTROLS:] = staged.batch.numpy()
@@ -79,7 +79,7 @@ class Graphs:
 
     Args:
         limit: bytes that the graphs themselves may hold; beyond it those of the least recently used shape are dropped.
-        most: how many there may be.
+        most: maximum number of graphs.
     """
 
     def __init__(self, limit: int = MAX_GRAPH_BYTES, most: int = MAX_GRAPHS) -> None:
@@ -87,11 +87,11 @@ class Graphs:
         self.shared = 0
         """Bytes of the memory that all graphs compute in, one at a time; it stays when a graph is dropped."""
         self.captures = 0
-        """How many graphs were captured so far."""
+        """Number of graphs captured so far."""
         self.reason = ""
-        """Why steps are not captured; empty where they are."""
+        """The reason why steps are not captured; empty while they are."""
         self.whole = False
-        """Whether passes are captured in one piece although they could be cut: their pieces gave other losses."""
+        """Whether passes are captured in one piece although they can be cut, because the pieces gave other losses."""
         self._pool: torch.cuda.MemPool | None = None  # before the graphs, which it outlives
         self._frames: OrderedDict[tuple[object, ...], Frame] = OrderedDict()
         self._updates: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
@@ -124,9 +124,9 @@ class Graphs:
         """Take the step of a plan's block on an objective of this shape; pieces that are missing are captured first.
 
         Returns:
-            The numbers, on the device; None, and nothing moved, where the step cannot be captured.
+            The numbers, on the device; None, with nothing moved, if the step cannot be captured.
         """
-        if self.reason or plan.estimator.anchored:  # an anchor has no fixed place
+        if self.reason or plan.estimator.anchored:  # an anchor has no fixed address
             return None
         with torch.cuda.device(staged.device):
             if plan.weights is not self._owner or self._inputs is None or len(self._inputs.batch) < len(staged.batch):
@@ -137,13 +137,13 @@ class Graphs:
             frame = self._frame((cast_to, *staged.row), staged)
             key = (*plan.memory, *staged.shape)
             string = frame.strings.get(key)
-            if string is None:  # where it is known, its points are not built: the device has them
+            if string is None:  # a known one builds no points: the device has them
                 string = self._captured(plan, staged, frame) if len(plan.measured) <= staged.most else None
                 if string is None:
                     return None
                 frame.strings[key] = string
             numbers = self._numbers[plan.estimator]
-            told = torch.empty_like(numbers.flat)  # before the step, which is taken whole or not at all
+            told = torch.empty_like(numbers.flat)  # allocate before the step, which is taken whole or not at all
             self._fill(plan, staged, live=True)
             for graph in string:
                 graph.replay()
@@ -174,7 +174,7 @@ class Graphs:
         self._inputs.flat[: len(filled)].copy_(filled, non_blocking=True)
 
     def _captured(self, plan: Plan, staged: Staged, frame: Frame) -> list[torch.cuda.CUDAGraph] | None:
-        """The graphs of a step, in order; None where they cannot be captured."""
+        """The graphs of a step, in order; None if they cannot be captured."""
         device = staged.device
         if self._stream is None:  # one for all: memory of the pool is only reused on the stream that freed it
             self._stream = torch.cuda.Stream(device)
@@ -205,9 +205,9 @@ class Graphs:
         return string
 
     def _reserve(self, scratch: int, device: torch.device) -> torch.cuda.MemPool:
-        """A pool that begins as one piece, large enough for any block.
+        """A memory pool that begins as one chunk, large enough for any block.
 
-        Pieces that are requested as they come up have the sizes of one block, and the next block adds its own.
+        Chunks requested on demand would have the sizes of one block, and the next block would add its own.
         """
         self._pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(self._pool, device):
@@ -234,13 +234,13 @@ class _Capture:
         self.numbers = graphs._numbers.setdefault(plan.estimator, Numbers(flat, points))
         self.points = self.plan.measured
         self.losses = self.numbers.losses
-        """(points,) where the pass leaves the losses: this rank's, if there are others."""
+        """(points,) the buffer for the losses of the pass; this rank's only, if there are others."""
         if plan.team is not None:
             own = torch.empty(len(self.points), dtype=torch.float64, device=staged.device)
             self.losses = graphs._losses.setdefault(plan.estimator, own)
 
     def string(self) -> list[torch.cuda.CUDAGraph]:
-        """Capture what is missing; the graphs of the step, in order."""
+        """Capture the missing graphs; return all graphs of the step, in order."""
         with self.recorder.saved():
             gather = [] if self.plan.team is None else [self._gather()]
             return [*self._measuring(), *gather, self._update()]
@@ -276,7 +276,7 @@ class _Capture:
         return string
 
     def _pieces(self, count: int) -> list[Piece]:
-        """What the pieces of this step's pass depend on."""
+        """The pieces of this step's pass, with everything that they depend on."""
         plan, rows = self.plan, len(self.points)
         active = self.staged.active(plan) if count > 1 else {0: plan.members}
         pieces, before = [], 1
@@ -299,7 +299,7 @@ class _Capture:
                 self._tell(self.objective.losses(self.points))
 
     def _opening(self) -> torch.cuda.CUDAGraph:
-        """The first piece at the weights as they are, which also computes what all layers of a row are given."""
+        """The first piece at the unperturbed weights, which also computes the arguments of all layers for a row."""
         frame, key = self.frame, (0, 1, None, ())
         if key not in frame.graphs:
             tape = Opening(self.recorder)
@@ -312,7 +312,7 @@ class _Capture:
         return frame.graphs[key]
 
     def _ends(self, first: Piece, last: Piece) -> None:
-        """Capture what comes before and after the layers; the loss, too."""
+        """Capture the pieces before and after the layers, including the loss."""
         known = self.frame.graphs
         begins = first if first.active and first.key not in known else None
         ends = last if last.key not in known else None
@@ -326,7 +326,7 @@ class _Capture:
             self.recorder.end()
 
     def _layers(self, pieces: list[Piece]) -> None:
-        """Capture layers as they run before the active block, as it, or after it."""
+        """Capture layers as they run before the active block, in it, or after it."""
         missing = [stretch for stretch in stretches(pieces) if stretch.key not in self.frame.graphs]
         if not missing:
             return
@@ -341,19 +341,19 @@ class _Capture:
                 capture(self.recorder, stretch, run, self.graphs._warm)
 
     def _tell(self, losses: Tensor) -> None:
-        """Leave the losses of a pass where the next graph finds them."""
+        """Write the losses of a pass to where the next graph reads them."""
         if self.plan.team is None:
             self._shape(losses, live=True)
         else:
             self.losses.copy_(losses)
 
     def _shape(self, losses: Tensor, live: bool) -> None:
-        """From the losses of this rank to the numbers of the step; without ``live`` nothing is sent."""
+        """Turn the losses of this rank into the numbers of the step; without ``live`` send nothing."""
         gathered = self.plan.gather_on_device(losses, self.inputs.amount, live)
         self.plan.shape(gathered, self.numbers.flat)
 
     def _gather(self) -> torch.cuda.CUDAGraph:
-        """The message of a step.  It is never sent while graphs are captured: other ranks may have theirs already."""
+        """The graph that sends a step's message.  Capture sends nothing: other ranks may have their graphs already."""
         key: tuple[object, ...] = ("gather", self.plan.estimator)
         graph = self.graphs._updates.get(key)
         if graph is None:

@@ -24,7 +24,7 @@ def run(plan: Plan, objective: Objective, shield: Shield) -> Numbers:
 
     Args:
         plan: the step.
-        objective: what is measured.
+        objective: the objective to measure.
         shield: holds Ctrl-C back during the update.
 
     Returns:
@@ -39,7 +39,7 @@ def run(plan: Plan, objective: Objective, shield: Shield) -> Numbers:
 
 @contextlib.contextmanager
 def _lifted(plan: Plan) -> Iterator[None]:
-    """A context in which the active block is where it is used, for measuring and for moving it."""
+    """A context in which the active block is on the device that measures and moves it, if it fits there."""
     shelf = plan.weights.shelf
     with shelf.lifted(plan.members):
         if plan.weights.restore == "subtract":  # measuring moves the weights, too
@@ -49,7 +49,7 @@ def _lifted(plan: Plan) -> Iterator[None]:
 
 
 def measure(plan: Plan, objective: Objective, shield: Shield | None = None) -> Numbers:
-    """The numbers of a step that is not taken yet; θ is the same, bit for bit, on return."""
+    """The numbers of a step that is not taken yet; unless restore="subtract", θ is the same on return, bit for bit."""
     opened, grads = contextlib.nullcontext() if shield is None else shield.opened(), _grads(plan)
     with contextlib.nullcontext() if plan.team is None else plan.team.telling(plan.points, plan.turn.step):
         with exclusive(plan.weights.model), evaluation(plan.weights.model), opened:
@@ -61,7 +61,7 @@ def measure(plan: Plan, objective: Objective, shield: Shield | None = None) -> N
 
 def _losses(plan: Plan, objective: Objective) -> Tensor:
     """(points,) the losses of a step that one process takes alone."""
-    if plan.weights.restore == "subtract":  # one walk, whatever the objective offers: it moves the weights
+    if plan.weights.restore == "subtract":  # one walk, whatever the objective offers: a walk moves weights
         return Objective.measure(objective, plan.points)
     return objective.measure(plan.points)
 
@@ -89,8 +89,8 @@ def _grads(plan: Plan) -> int:
 def retake(plan: Plan) -> Numbers:
     """Take a step that was measured before, from its record.
 
-    A run that measured in place walked the weights to every point and back, after which 16-bit
-    weights are elsewhere; so this takes the same walk.
+    A run that measured in place walked the weights to every point and back, which leaves 16-bit
+    weights at other values; so this takes the same walk.
     """
     record = plan.estimator.recall(plan.turn.step)
     assert record is not None

@@ -14,9 +14,9 @@ from ..plan import Plan
 from ..record import Record
 
 MAX_STEPS = 64
-"""Submitted steps that may be under way before the host waits for the oldest."""
+"""Submitted steps that may be in flight before the host waits for the oldest."""
 MAX_LAG_MS = 1000.0
-"""Milliseconds of work that they may amount to, so that stops are short; two steps are always allowed."""
+"""Milliseconds of work that may be in flight, so that stops are short; two steps are always allowed."""
 
 
 class _Pending(NamedTuple):
@@ -37,14 +37,14 @@ class Queue:
         self._pending: deque[_Pending] = deque()
         self._last_end: torch.cuda.Event | None = None
         self._step_ms = MAX_LAG_MS
-        """Milliseconds from the end of one submitted step to the end of the next, the last time."""
+        """Milliseconds from the end of one submitted step to the end of the next, as last measured."""
 
     def __len__(self) -> int:
         return len(self._pending)
 
     @property
     def limit(self) -> int:
-        """How many steps may be under way."""
+        """Maximum number of steps in flight."""
         return max(2, min(MAX_STEPS, int(MAX_LAG_MS / self._step_ms)))
 
     def put(self, plan: Plan, numbers: Numbers) -> None:
@@ -56,11 +56,11 @@ class Queue:
         self._pending.append(_Pending(plan, numbers.like(flat), event))
 
     def deliver(self, most: int = 0, until: Callable[[], bool] = lambda: False) -> None:
-        """Tell of the steps that have ended, in order; wait until at most ``most`` have not.
+        """Report the steps that have finished, in order; wait until at most ``most`` are in flight.
 
         Args:
-            most: steps that may remain under way.
-            until: true once the rest must be waited for, whatever their number.
+            most: number of steps that may remain in flight.
+            until: returns True if the host must wait for the rest, whatever their number.
         """
         while self._pending:
             first = self._pending[0]

@@ -18,10 +18,10 @@ def run(plan: Plan, objective: Objective) -> Numbers | None:
 
     Args:
         plan: a capturable step.
-        objective: what is measured.
+        objective: the objective to measure.
 
     Returns:
-        The numbers, on the device; None, and nothing moved, where the objective needs the host.
+        The numbers, on the device; None, with nothing moved, if the objective needs the host.
     """
     telling = contextlib.nullcontext() if plan.team is None else plan.team.telling(plan.points, plan.turn.step)
     with telling, exclusive(plan.weights.model), evaluation(plan.weights.model):

@@ -14,21 +14,21 @@ from ..step import Call
 
 GROUP = 5
 """Layers that are captured together.  A graph takes a megabyte of memory and some microseconds to launch, whatever its
-size; but the group of the active layer is captured once for every block of it."""
+size; but the group of the active layer is captured once for every block in it."""
 
 
 class FinishedError(Exception):
-    """The rest of the pass is not wanted."""
+    """Ends a pass whose rest is not needed."""
 
 
 class Piece(NamedTuple):
-    """What a piece of a pass does.
+    """A piece of a forward pass.
 
     Args:
-        key: what its kernels depend on besides the shape of the row.
+        key: everything that its kernels depend on besides the shape of the row.
         active: whether it reads tensors of the active block.
-        before: rows of its hidden states.
-        after: rows of its result.
+        before: number of rows of its hidden states.
+        after: number of rows of its result.
     """
 
     key: tuple[object, ...]
@@ -38,10 +38,10 @@ class Piece(NamedTuple):
 
 
 class Frame:
-    """What the captured pieces of one shape of row share.
+    """The graphs and buffers that the captured pieces of one shape of row share.
 
-    Hidden states pass from piece to piece through one buffer per number of rows, and every layer is
-    given the arguments that the first piece, captured for this frame, computes in their place.
+    Hidden states pass from piece to piece through one buffer per number of rows, and every layer
+    gets the arguments that the first piece, captured for this frame, computes at fixed addresses.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -52,13 +52,13 @@ class Frame:
         self.calls: dict[int, Call] = {}
         """The arguments of every layer, without its hidden states."""
         self.hidden: Tensor | None = None
-        """A tensor of the shape and dtype of the hidden states of one row, without memory."""
+        """A meta tensor with the shape and dtype of the hidden states of one row."""
         self.bytes = 0
         """Device memory that the graphs themselves hold."""
         self._carries: dict[int, Tensor] = {}
 
     def carry(self, rows: int) -> Tensor:
-        """(rows, S, width) the buffer that hidden states of so many rows pass through."""
+        """(rows, S, width) the buffer that hidden states of ``rows`` rows pass through."""
         if rows not in self._carries:
             assert self.hidden is not None
             shape = (rows, *self.hidden.shape[1:])
@@ -70,8 +70,8 @@ class Recorder:
     """Captures pieces of one frame.
 
     Args:
-        frame: keeps them.
-        pool: memory that they compute in.
+        frame: keeps the captured graphs.
+        pool: memory that the graphs compute in.
     """
 
     def __init__(self, frame: Frame, pool: torch.cuda.MemPool) -> None:
@@ -79,15 +79,15 @@ class Recorder:
         self._open: tuple[tuple[object, ...], torch.cuda.CUDAGraph] | None = None
 
     def begin(self, key: tuple[object, ...]) -> None:
-        """Capture from here."""
+        """Start a capture."""
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=cast(Any, self.pool.id), capture_error_mode="thread_local")
         self._open = key, graph
-        reads = vars(graph)["tables"] = []  # as long as the graph can run, they have to be there
+        reads = vars(graph)["tables"] = []  # they must live as long as the graph
         tables.captured(reads)
 
     def end(self) -> None:
-        """Capture up to here."""
+        """End the capture, and keep its graph."""
         if self._open is not None:
             (key, graph), self._open = self._open, None
             tables.captured(None)
@@ -124,7 +124,7 @@ class Recorder:
 class Opening:
     """Follows the first pass of a frame: captures what comes before the layers, and keeps their arguments.
 
-    It goes along twice: the first time it only looks at the hidden states; see :class:`step.Tape`.
+    It follows the pass twice: the first time it only notes the shape of the hidden states; see :class:`step.Tape`.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -144,19 +144,19 @@ class Opening:
 
 
 class Ends:
-    """Follows a pass to capture what comes before the layers, with an active embedding, or after them.
+    """Follows a pass to capture the piece before the layers, with an active embedding, or the piece after them.
 
     Args:
-        recorder: captures.
+        recorder: captures the pieces.
         first: the piece before the layers, if it is to be captured.
         last: the piece after the layers, if it is to be captured.
-        parted: whether hidden states are rows of several points there.
+        parted: whether the hidden states after the layers are rows of several points.
     """
 
     def __init__(self, recorder: Recorder, first: Piece | None, last: Piece | None, parted: bool) -> None:
         self.recorder, self.first, self.last, self.parted = recorder, first, last, parted
         self.unwanted = contextlib.ExitStack()
-        """The context in which a first piece that is not to be captured computes: in the pool, too."""
+        """The context for a first piece that is not captured, which computes in the pool, too."""
         if first is not None:
             recorder.begin(first.key)
         else:
@@ -180,9 +180,9 @@ class Stretch(NamedTuple):
     """Consecutive layers that are captured as one graph.
 
     Args:
-        key: what their kernels depend on.
+        key: everything that their kernels depend on.
         first: number of the first piece.
-        pieces: of the layers.
+        pieces: the pieces of the layers.
     """
 
     key: tuple[object, ...]
@@ -194,7 +194,7 @@ def stretches(pieces: Sequence[Piece]) -> list[Stretch]:
     """Cut the layers of a pass into groups, each of which is one graph.
 
     Args:
-        pieces: of the whole pass; the first and the last are no layers.
+        pieces: the pieces of the whole pass; the first and the last are not layers.
     """
     found = []
     for k in range(1, len(pieces) - 1, GROUP):
@@ -207,9 +207,9 @@ def capture(recorder: Recorder, stretch: Stretch, run: Callable[[int, Tensor], T
     """Capture some layers.
 
     Args:
-        recorder: captures.
+        recorder: captures the layers.
         stretch: the layers.
-        run: number of a piece, hidden states before → after.
+        run: runs a piece: its number, hidden states before → after.
         warm: keys of pieces whose kernels are known to be compiled; others are run once before.
     """
     before, after = recorder.frame.carry(stretch.pieces[0].before), recorder.frame.carry(stretch.pieces[-1].after)
