@@ -1,4 +1,4 @@
-"""Adapters put into models, by PEFT, with starting values that do not come from torch's generators."""
+"""Put adapters into models with PEFT, with starting values that do not come from torch's generators."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..ops.shared.reference import words
 ADAPTER = 5
 """The stream of the noise that adapters start from; ``docs/noise.md`` lists the others."""
 MATRIX, TOKEN = range(2)
-"""What is drawn, in the place of the probe: LoRA's A, the tokens of a prefix."""
+"""The probe number of each draw: LoRA's A, and the tokens of a prefix."""
 SPLIT = {"q": ("q", "query", "wq", "q_lin"), "k": ("k", "key", "wk", "k_lin"), "v": ("v", "value", "wv", "v_lin")}
 FUSED = ("query_key_value", "qkv_proj", "c_attn", "Wqkv", "W_pack")
-"""Names of the modules that compute queries, keys or values, and of those that compute all three."""
+"""Names of the modules that compute queries, keys or values, and of the modules that compute all three."""
 ALL = ("all", "all-linear")
 
 
@@ -58,7 +58,7 @@ def attach_lora(model: nn.Module, r: int, alpha: float, targets: Sequence[str], 
 
 
 def _task_type(model: nn.Module) -> str | None:
-    """PEFT's name for what a model does."""
+    """PEFT's name for a model's task."""
     if family.masked(model):
         return None
     return "CAUSAL_LM" if family.seq2seq(model) is None else "SEQ_2_SEQ_LM"
@@ -78,7 +78,7 @@ def resolve(model: nn.Module, targets: Sequence[str]) -> tuple[str, ...]:
     """Find the names that targets have in a model.
 
     Args:
-        model: of transformers.
+        model: a model of transformers.
         targets: see :class:`~zeroblock.adapter.Lora`.
 
     Returns:
@@ -108,7 +108,7 @@ def _ends(path: str, names: Sequence[str]) -> bool:
 
 
 def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that multiply by a matrix, quantised ones among them, with their paths."""
+    """The modules that multiply by a matrix, including quantised ones, with their paths."""
     for path, module in model.named_modules():
         if hasattr(module, "in_features") or family.product(module) == "transposed":
             yield path, module
@@ -155,7 +155,7 @@ class Layers(nn.Module):
 
     Args:
         weight: (tokens, layers · 2 · width).
-        layers: how many.
+        layers: the number of layers.
     """
 
     def __init__(self, weight: Tensor, layers: int) -> None:
@@ -175,7 +175,7 @@ class Layers(nn.Module):
 
 
 def _cut(embedding: Layers, state: dict[str, Any], start: str, *_: Any) -> None:
-    """Cut the tensor that PEFT saves and loads, one for all layers, where a state dict holds it."""
+    """Split the tensor that PEFT saves for all layers into one per layer, if a state dict holds it."""
     whole = state.pop(f"{start}weight", None)
     if whole is not None:
         parts = whole.chunk(len(embedding.layers), 1)
@@ -183,7 +183,7 @@ def _cut(embedding: Layers, state: dict[str, Any], start: str, *_: Any) -> None:
 
 
 def by_layer(adapted: Any) -> nn.Module:
-    """Cut the prefix of an adapted model by layer; other adapters are cut already."""
+    """Split the prefix of an adapted model by layer; other adapters are split already."""
     config = adapted.peft_config["default"]
     if config.peft_type == "PREFIX_TUNING":
         encoder = adapted.prompt_encoder["default"]

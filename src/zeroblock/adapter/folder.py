@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of an adapter, as PEFT names them."""
 START = "start"
-"""The folder within a run's that keeps the prefix it began with, as PEFT saves it."""
+"""The folder within a run's folder that keeps its initial prefix, as PEFT saves it."""
 
 
 def is_adapted(model: object) -> bool:
-    """Whether a model has an adapter of PEFT around it."""
+    """Whether a model is wrapped in a PEFT adapter."""
     peft = sys.modules.get("peft")
     return peft is not None and isinstance(model, peft.PeftModel)
 
 
 def virtual_tokens(model: object) -> int:
-    """How many places of the model's context the virtual tokens of an adapter take."""
+    """The number of positions of the context that an adapter's virtual tokens take."""
     return getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", None) or 0
 
 
 def is_folder(name: str) -> bool:
-    """Whether a name means a folder that PEFT saved."""
+    """Whether a name is that of a folder that PEFT saved."""
     return (Path(name).expanduser() / CONFIG).is_file()
 
 
@@ -57,8 +57,8 @@ def load(model: nn.Module, folder: str) -> nn.Module:
     """Put a saved adapter into its base, ready to be trained further.
 
     Args:
-        model: the base; one on the meta device gets the adapter's shapes alone.
-        folder: as PEFT saved it; its weights are read from safetensors, never from a pickle.
+        model: the base; on the meta device it gets only the adapter's shapes.
+        folder: the adapter's folder, as PEFT saved it; weights are read from safetensors, never from a pickle.
     """
     from .attach import by_layer, require, wrap
 
@@ -66,7 +66,7 @@ def load(model: nn.Module, folder: str) -> nn.Module:
     path = Path(folder).expanduser()
     try:
         config = peft.PeftConfig.from_pretrained(str(path))
-    except Exception as error:  # whatever PEFT makes of a file that is not its own
+    except Exception as error:  # PEFT raises various errors for a file that is not its own
         raise ZeroBlockError(f"{path / CONFIG} cannot be read ({' '.join(str(error).split())})") from error
     if config.is_prompt_learning and config.peft_type != "PREFIX_TUNING":
         raise ZeroBlockError(
@@ -75,9 +75,9 @@ def load(model: nn.Module, folder: str) -> nn.Module:
     if config.task_type not in (None, "CAUSAL_LM"):
         raise ZeroBlockError(f"{folder} is an adapter for {config.task_type}: give one of a causal language model")
     if config.peft_type == "PREFIX_TUNING":
-        config.prefix_projection = False  # what a file holds is projected already
+        config.prefix_projection = False  # the file holds prefixes that are projected already
     config.inference_mode = False
-    base, config.base_model_name_or_path = config.base_model_name_or_path, None  # PEFT would put its own in place
+    base, config.base_model_name_or_path = config.base_model_name_or_path, None  # PEFT would overwrite it
     adapted = wrap(model, config)
     config.base_model_name_or_path = base
     if not next(model.parameters()).is_meta:
@@ -86,7 +86,7 @@ def load(model: nn.Module, folder: str) -> nn.Module:
 
 
 def _fill_(adapted: Any, folder: Path) -> None:
-    """Give an adapter the tensors of its file; one that has others is refused, which PEFT would leave out."""
+    """Give an adapter the tensors of its file; refuse missing and unknown ones, which PEFT would skip."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -112,18 +112,18 @@ def save(model: Any, folder: str | Path) -> None:
     """Save an adapter as PEFT does, for ``PeftModel.from_pretrained(base, folder)``.
 
     Args:
-        model: with the adapter.
-        folder: where to.
+        model: the model with the adapter.
+        folder: the folder to write.
     """
-    model.save_pretrained(folder, save_embedding_layers=False)  # to decide on that, PEFT would ask the hub
+    model.save_pretrained(folder, save_embedding_layers=False)  # by default PEFT asks the hub about that
 
 
 def keep(model: Any, folder: Path) -> None:
     """Save an adapter within a run's folder, each file whole or not at all, and never through a link.
 
     Args:
-        model: with the adapter.
-        folder: where to; it is made if need be.
+        model: the model with the adapter.
+        folder: the folder to write; it is made if needed.
     """
     with tempfile.TemporaryDirectory() as draft:
         save(model, draft)
@@ -136,7 +136,7 @@ def restart_(model: Any, run: Path) -> None:
     """Give a prefix the values that it had when its run began, if the run kept them; other adapters need no file.
 
     Args:
-        model: with an adapter as it was made.
+        model: the model, with a newly made adapter.
         run: the run's folder.
     """
     import torch
@@ -163,7 +163,7 @@ def restart_(model: Any, run: Path) -> None:
 
 
 def describe(model: nn.Module) -> str:
-    """Say in a line how much of a model an adapter trains."""
+    """One line that says how much of a model an adapter trains."""
     sizes = [(param.numel(), param.requires_grad) for param in model.parameters()]
     trained, total = sum(n for n, trains in sizes if trains), sum(n for n, _ in sizes)
     kind: Any = model.peft_config["default"].peft_type  # type: ignore[union-attr,index]

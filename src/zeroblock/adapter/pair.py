@@ -1,4 +1,4 @@
-"""The two factors that LoRA puts beside a matrix, in any model that PEFT adapted."""
+"""The two factors that LoRA adds to a matrix, in any model that PEFT adapted."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 PARTS = ("lora_A", "lora_B", "scaling", "r", "get_base_layer")
-"""Attributes of a layer of PEFT's that has them; other adapters lack some."""
+"""Attributes of a PEFT layer that has both factors; layers of other adapters lack some."""
 
 
 class Pair(NamedTuple):
-    """ΔW = scaling·B·A beside a matrix W; one factor starts at zero, so that ΔW does.
+    """ΔW = scaling·B·A, added to a matrix W; one factor starts at zero, so ΔW does, too.
 
     Args:
-        still: the factor that starts at zero: B, or A beside an embedding.
-        drawn: the other one.
+        still: the factor that starts at zero: B, or A for an embedding.
+        drawn: the other factor.
         layer: the module whose weight is W.
         scaling: alpha/r, or whatever PEFT multiplies the product by.
-        rank: the terms that each element of the product adds up.
+        rank: the number of terms that each element of the product adds up.
     """
 
     still: Tensor
@@ -36,10 +36,10 @@ class Pair(NamedTuple):
 
         Args:
             matrix: the root mean square of W.
-            drawn: that of the other factor.
+            drawn: the root mean square of the other factor.
 
         Returns:
-            None where there is no such size, since something is zero or not finite.
+            None if there is no such size, because something is zero or not finite.
         """
         below = abs(self.scaling) * math.sqrt(self.rank) * drawn
         size = matrix / below if below else math.inf
@@ -59,5 +59,5 @@ def pairs(model: nn.Module) -> Iterator[Pair]:
                 yield Pair(embeds[name], found.lora_embedding_B[name], *rest)
             elif name in found.lora_A and name in found.lora_B:
                 first, second = (getattr(factor[name], "weight", None) for factor in (found.lora_A, found.lora_B))
-                if first is not None and second is not None:  # AdaLoRA has a third factor, and these are no modules
+                if first is not None and second is not None:  # AdaLoRA's factors are three, and no modules
                     yield Pair(second, first, *rest)

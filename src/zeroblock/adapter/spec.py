@@ -1,4 +1,4 @@
-"""What an adapter is made of: a few numbers and a seed, so that a journal can make the same one again."""
+"""The description of an adapter: a few numbers and a seed, from which a journal can make it again."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 MAX_SIZE = 4096
-"""The largest rank, and the most tokens of a prefix."""
+"""The largest rank, and the largest number of tokens in a prefix."""
 MAX_ALPHA = 1e6
 
 
 @dataclass(frozen=True)
 class Lora:
-    """A low-rank product beside some matrices of a model: y = Wx + (alpha/r)·BAx.
+    """A low-rank product next to some matrices of a model: y = Wx + (alpha/r)·BAx.
 
-    B is zero at the start, and A is uniform in ±1/√n for inputs of size n, as PEFT and MeZO have it.  A comes from
+    B is zero at the start, and A is uniform in ±1/√n for inputs of size n, as in PEFT and MeZO.  A comes from
     the counter noise and not from torch, so it is the same on every machine.
 
     Args:
@@ -29,7 +29,7 @@ class Lora:
         alpha: scales the product.
         targets: the last parts of modules' names (``q_proj``), or q, k, v and the like, whatever a family calls
             them; ``all`` is every matrix of a layer.
-        seed: of A.
+        seed: the seed of A.
 
     >>> Lora.parse("r=4,targets=q,v").text
     'r=4,alpha=16,targets=q,v'
@@ -53,8 +53,8 @@ class Lora:
         """Read the text of the command line, such as ``r=8,alpha=16,targets=q,v``; alpha and targets may be left out.
 
         Args:
-            text: settings with commas between; those after ``targets=`` that hold no ``=`` are targets too.
-            seed: of the adapter.
+            text: settings separated by commas; words after ``targets=`` without ``=`` are targets, too.
+            seed: the seed of the adapter.
         """
         given: dict[str, list[str]] = {}
         name = ""
@@ -94,7 +94,7 @@ class Lora:
         """Freeze a model and put the adapter into it.
 
         Args:
-            model: of transformers; it is changed.
+            model: a model of transformers, changed in place.
 
         Returns:
             The ``PeftModel`` around it.
@@ -107,7 +107,7 @@ class Lora:
         """This adapter as plain data for a journal, with the names that its targets have in a model.
 
         Args:
-            model: that it was attached to.
+            model: the model that it was attached to.
         """
         targets: Any = model.peft_config["default"].target_modules  # type: ignore[union-attr,index]
         return {"kind": "lora", **dataclasses.asdict(self), "targets": sorted(targets)}
@@ -117,12 +117,12 @@ class Lora:
 class Prefix:
     """Trained keys and values of virtual tokens, which every layer sees before the text (prefix tuning).
 
-    As in MeZO, they start as the real keys and values of random tokens.  Those are computed by the model, so another
-    machine may get other last bits; a run keeps its start for that reason.
+    As in MeZO, they start as the real keys and values of random tokens.  The model computes those, so another
+    machine may get other last bits; for that reason a run saves its start.
 
     Args:
-        tokens: how many; MeZO takes 5.
-        seed: of the random tokens.
+        tokens: the number of virtual tokens; MeZO takes 5.
+        seed: the seed of the random tokens.
     """
 
     tokens: int = 5

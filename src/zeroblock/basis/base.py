@@ -1,12 +1,12 @@
 """Bases: the linear map P of one tensor, which lifts coordinates z into the tensor's space.
 
 A basis is applied, never materialised: noise is drawn inside the kernels, a low-rank
-product row by row, a mask as it is needed.
+product is formed row by row, and a mask is computed when it is needed.
 
 A new basis needs ``size``, ``coords`` and ``lift_``; everything else has a
-default.  Further methods answer the questions of the faster paths: whether a step
-can run on the device alone, be held in coordinates, be measured beside a matrix product,
-or be replayed together with others.  The defaults say no, so a new basis is never run
+default.  The other methods tell the faster paths whether a step can run on the device
+alone, be held in coordinates, be measured next to a matrix product, or be replayed
+together with others.  The defaults say no, so a new basis is never run
 on a path that would get it wrong.
 """
 
@@ -25,7 +25,7 @@ from ..noise import Distribution, Draw, Key, Rounding
 from ..shard import Box
 
 CHUNK = 1 << 22
-"""Coordinates (or lifted elements) that are materialised at a time, in fp32: 16 MiB."""
+"""The number of coordinates (or lifted elements) to materialise at a time: 16 MiB in fp32."""
 
 Alphas = Sequence[float] | Tensor
 """Coefficients, one per probe; a tensor holds them on the device, in fp32."""
@@ -37,13 +37,13 @@ Initial = float | tuple[Any, ...] | None
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """Where a tensor lies among the weights, and how its values are drawn and stored.
+    """A tensor's place among the weights, and the way its values are drawn and stored.
 
     Args:
         offset: global offset of the tensor's first element, which addresses its noise.
-        distribution: of the coordinates.
-        rounding: of 16-bit weights.
-        initial: what :meth:`Subspace.initial` read off the weights before training, if anything.
+        distribution: the distribution of the coordinates.
+        rounding: the rounding of 16-bit weights.
+        initial: the numbers that :meth:`Subspace.initial` read off the weights before training, if any.
     """
 
     offset: int
@@ -57,7 +57,7 @@ class Basis(abc.ABC):
 
     Arguments that its methods share:
         param: the tensor.
-        key: address of the coordinates z; those of probe k are at ``key.probe + k``.
+        key: address of the coordinates z; probe k draws its coordinates at ``key.probe + k``.
         span: a piece of the coordinates.
         alphas: one coefficient per probe.
         decay: factor on the weights, 1 - lr·λ.
@@ -91,12 +91,12 @@ class Basis(abc.ABC):
 
     @property
     def rounding(self) -> Rounding:
-        """How results become 16-bit weights."""
+        """How results are rounded to 16-bit weights."""
         return Rounding.STOCHASTIC
 
     @property
     def scale(self) -> float:
-        """A factor on P that a kernel which takes ``elementwise`` has to apply itself."""
+        """The factor on P, which a kernel that draws from ``elementwise`` has to apply itself."""
         return 1.0
 
     @property
@@ -124,7 +124,7 @@ class Basis(abc.ABC):
         """θ ← decay·θ + alpha·Pδ, with δ given on a span; ``key`` addresses the rounding bits."""
 
     def matrix(self, param: Tensor) -> tuple[int, int] | None:
-        """The shape in which a rule may see all coordinates as one matrix; None where they form none."""
+        """The shape in which a rule may see all coordinates as one matrix; None if they do not form one."""
         return None
 
     def spans(self) -> Iterator[slice]:
@@ -134,13 +134,13 @@ class Basis(abc.ABC):
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
         """A copy θ + eps·Pz; ``param`` is only read."""
         copy = param.detach().clone(memory_format=torch.contiguous_format)
-        bits = key.to(probe=key.probe + 1)  # other rounding bits than those of the update
+        bits = key.to(probe=key.probe + 1)  # not the rounding bits of the update
         for span in self.spans():
             self.lift_(copy, self.coords(param, key, span), span, eps, bits, 1.0)
         return copy
 
     def copied_bytes(self, param: Tensor) -> int:
-        """Bytes of such a copy."""
+        """Bytes of the copy that ``perturbed`` makes."""
         return param.nbytes
 
     def mirrored(self, param: Tensor, key: Key, eps: float) -> tuple[Tensor, Tensor]:
@@ -171,13 +171,13 @@ class Basis(abc.ABC):
 
     @property
     def uncut(self) -> Basis | None:
-        """The basis of the whole tensor that this one was cut from: itself, if it was not; None if it is lost."""
+        """The basis of the whole tensor that this one was cut from; itself if it was not cut, None if that is lost."""
         return self
 
     def cut(self, box: Box) -> Basis:
         """The basis of a part of the tensor: the coordinates and rows of P that concern it.
 
-        The tensors and spans that its methods take are those of the part.
+        The methods of the result take the tensors and spans of the part.
         """
         raise ZeroBlockError(
             f"{type(self).__name__} does not say which part of its directions a shard takes: keep the weights whole on "
@@ -185,7 +185,7 @@ class Basis(abc.ABC):
         )
 
     def clocked(self, clock: Tensor) -> Basis:
-        """This basis with its own draws addressed by a clock on the device; asked of capturable bases only."""
+        """This basis with its own draws addressed by a clock on the device; only called on capturable bases."""
         return self
 
     def memory(self) -> tuple[object, ...]:
@@ -193,23 +193,23 @@ class Basis(abc.ABC):
         return ()
 
     def probed(self, key: Key) -> Basis:
-        """This basis with the factor of the probe at ``key``, where every probe has one of its own; else itself."""
+        """This basis with the factor of the probe at ``key``, if every probe has its own factor; otherwise itself."""
         return self
 
     def factor(self, device: torch.device, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
-        """scale·V, (n, r); asked of bases with a ``factor_shape`` only."""
+        """scale·V, (n, r); only called on bases with a ``factor_shape``."""
         raise TypeError(f"{type(self).__name__} has no factors")
 
     def coordinates_(self, out: Tensor, key: Key, scale: float, share: float = 1.0) -> Tensor:
-        """out ← share·(B + scale·U), (m, r) of any dtype; asked of bases with a ``factor_shape`` only."""
+        """out ← share·(B + scale·U), (m, r) of any dtype; only called on bases with a ``factor_shape``."""
         raise TypeError(f"{type(self).__name__} has no factors")
 
     def holding(self, held: Tensor | None) -> Basis:
-        """This basis with steps held in ``held`` instead of written to the tensor; itself where none can be held."""
+        """This basis with steps held in ``held`` instead of written to the tensor; itself if it cannot hold steps."""
         return self
 
     def empty(self, device: torch.device) -> Tensor | None:
-        """Zeros in which steps can be held; None where P has no small form."""
+        """A tensor of zeros that can hold steps; None if P has no small form."""
         return None
 
     def fold_(self, param: Tensor, key: Key) -> None:

@@ -20,10 +20,10 @@ class Elementwise(Basis):
     """P is the identity, or a diagonal 0/1 matrix: ``mask`` says which coordinates exist.
 
     Args:
-        numel: elements of the tensor.
-        site: where the tensor lies.
-        mask: which elements take noise; all by default.
-        box: which part of the tensor this is; all of it by default.
+        numel: the number of elements of the tensor.
+        site: the tensor's place among the weights.
+        mask: selects the elements that take noise; all by default.
+        box: the part of the tensor that this is; all of it by default.
     """
 
     numel: int
@@ -73,7 +73,7 @@ class Elementwise(Basis):
         noise = ops.fill_(z, draw.to(mask=None))
         if self.mask is None:
             return noise
-        return noise.mul_(flat.abs() <= self.mask.threshold)  # it looks at the weights, and z holds none
+        return noise.mul_(flat.abs() <= self.mask.threshold)  # the mask compares weights, and z holds none
 
     def lift_(self, param: Tensor, delta: Tensor, span: slice, alpha: float, key: Key, decay: float) -> None:
         flat = _flat(param)

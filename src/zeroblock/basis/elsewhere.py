@@ -1,4 +1,4 @@
-"""A basis whose points lie around other weights than the tensor's own."""
+"""A basis whose points lie around weights other than the tensor's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Elsewhere(Wrapped):
     It is for measuring only; a step moves the tensor by the inner basis.
 
     Args:
-        inner: the basis.
+        inner: the basis of the directions.
         origin: θ̃, of the tensor's shape and dtype; the next anchor may be written into it.
     """
 

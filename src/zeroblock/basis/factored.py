@@ -19,18 +19,18 @@ from .held import Held
 class Factored(Held):
     """Pz = z Vᵀ with z of m×r and V of n×r, drawn anew each turn; m×n is the tensor as a matrix.
 
-    With ``held``, B of m×r in fp32, steps move B and not the tensor W, which they would have to
-    write whole: θ is W + B Vᵀ until :meth:`fold_` makes it W again.
+    With ``held``, B of m×r in fp32, a step writes B and not the whole tensor W: θ is W + B Vᵀ until :meth:`fold_` adds
+    B Vᵀ to W.
 
     Args:
         shape: m and n, of the tensor or of the part of it that this process holds.
         rank: r.
         key: addresses V.
-        site: where the tensor lies.
-        stale: reproduce a bug of LOZO's code: on the step that draws V the update uses another U than the
-            measurement did.
-        held: B, where steps are held.
-        box: which part of the tensor this is; all of it by default.  A part takes its rows of z and of V.
+        site: the tensor's place among the weights.
+        stale: reproduce a bug of LOZO's code: on the step that draws V, the update uses another U than the
+            measurement.
+        held: B, if steps are held.
+        box: the part of the tensor that this is; all of it by default.  A part takes its rows of z and of V.
     """
 
     shape: tuple[int, int]
@@ -85,12 +85,12 @@ class Factored(Held):
         return dataclasses.replace(self, shape=box.matrix, box=box)
 
     def coordinates_(self, out: Tensor, key: Key, scale: float, share: float = 1.0) -> Tensor:
-        """out ← share·(B + scale·U), the coordinates between W and θ + scale·Pz; out is (m, r) of any dtype."""
+        """out ← share·(B + scale·U), the coordinates of θ + scale·Pz relative to W; out is (m, r) of any dtype."""
         return ops.fill_(out, self.coordinates(key), share * scale, start=self.held, decay=share)
 
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
-        bits = key.to(probe=key.probe + 1)  # other rounding bits than the update's, which are those of probe 0
+        bits = key.to(probe=key.probe + 1)  # not the update's rounding bits, which are those of probe 0
         self.write_(copy, self.coordinates_(self.new(param.device), key, eps), 1.0, bits, 1.0, eps < 0)
         return copy
 
@@ -121,5 +121,5 @@ class Factored(Held):
         return draw if self.box is None else draw.to(offset=draw.offset + self.box.offset, rows=self.box.rows)
 
     def update_key(self, key: Key) -> Key:
-        """The measurement's address; as published another one on the steps that draw V."""
+        """The measurement's address; with ``stale``, another one on the steps that draw V."""
         return key.to(stream=BASIS, probe=key.probe + 1) if self.stale and key.step == self.key.step else key

@@ -20,10 +20,10 @@ class Framed(Held):
     """Pz = gain·U z Vᵀ with z of r×r, or gain·U z with z of r×n; m×n is the tensor as a matrix.
 
     U of m×r and V of n×r have orthonormal columns: the Q of the QR decomposition of seeded normal noise, with
-    the signs that make R's diagonal positive.  They are made once per turn, in fp64, and held in fp32 while the
-    turn lasts.  Products and decompositions are those of the machine's libraries, but rounding to fp32 leaves hardly
-    a trace of that.  Updates are sums in the order that ``ops`` specifies; a copy for measuring takes the faster
-    product of torch.  A captured step would hold on to the frames of its turn, so steps are not captured.
+    the signs that make R's diagonal positive.  They are computed once per turn, in fp64, and held in fp32 during the
+    turn.  The machine's libraries compute products and decompositions, but rounding to fp32 removes nearly all of
+    their differences.  Updates are sums in the order that ``ops`` specifies; without V, a copy for measuring uses
+    torch's faster product.  A captured step would hold on to the frames of its turn, so steps are not captured.
 
     With ``held``, B of r×r in fp32, steps move B and not the tensor W: θ is W + gain·U B Vᵀ until :meth:`fold_`.
 
@@ -33,9 +33,9 @@ class Framed(Held):
         both: whether there is a V.
         gain: factor on the lifted coordinates.
         key: addresses the frames.
-        site: where the tensor lies.
-        device: where the frames are held.
-        held: B, where steps are held; only with both frames.
+        site: the tensor's place among the weights.
+        device: the device that holds the frames.
+        held: B, if steps are held; only with both frames.
     """
 
     shape: tuple[int, int]
@@ -81,14 +81,14 @@ class Framed(Held):
 
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
-        bits = key.to(probe=key.probe + 1)  # other rounding bits than the update's, which are those of probe 0
+        bits = key.to(probe=key.probe + 1)  # not the update's rounding bits, which are those of probe 0
         z, flip = ops.fill_(self.new(self.device), self.draw(key), eps, start=self.held), eps < 0
         if self.both:
             self.write_(copy, z, 1.0, bits, 1.0, flip)
             return copy
         m, n = self.shape
         rows = max(1, 4096 // n, min(CHUNK // n, m // 16))  # a sixteenth of a large tensor at most
-        with torch.autocast(copy.device.type, enabled=False):  # a forward pass may be in it
+        with torch.autocast(copy.device.type, enabled=False):  # the forward pass may run under autocast
             for a in range(0, m, rows):
                 part, lifted = copy.view(-1)[a * n : (a + rows) * n], self.left[a : a + rows] @ z
                 ops.add_(part, lifted, self.gain, self.draw(bits).at(a * n), rounding=self.rounding, flip=flip)
@@ -110,12 +110,12 @@ class Framed(Held):
         return orthonormal(ops.normal(draw, (rows, self.rank), device=self.device).double()).float()
 
     def _between(self, z: Tensor) -> Tensor:
-        """U z of r×r coordinates, by the products of ``ops``, which are the same to the bit on every device."""
+        """U z for z of r×r, computed by ``ops``, whose products are the same to the bit on every device."""
         out = torch.zeros((self.shape[0], self.rank), dtype=torch.float32, device=self.device)
         return ops.add_outer_(out, self.left, z.T, 1.0, Draw(self.key))
 
     def write_(self, param: Tensor, z: Tensor, alpha: float, key: Key, decay: float, flip: bool = False) -> None:
-        """W ← decay·W + alpha·gain·U z Vᵀ, or of U z."""
+        """W ← decay·W + alpha·gain·U z Vᵀ, or alpha·gain·U z without V."""
         left, right = (self._between(z), self.right) if self.both else (self.left, z.T)
         ops.add_outer_(
             param, left, right, alpha * self.gain, self.draw(key), decay=decay, rounding=self.rounding, flip=flip
@@ -123,15 +123,15 @@ class Framed(Held):
 
 
 TALL = 4
-"""Noise of at least so many rows per column is well enough conditioned for :func:`orthonormal` to square it."""
+"""Noise with at least this many rows per column is conditioned well enough for :func:`orthonormal` to square it."""
 
 
 def orthonormal(noise: Tensor) -> Tensor:
     """Q of the QR decomposition with R's diagonal positive, (m, r) in fp64.
 
-    RᵀR = XᵀX is a Cholesky decomposition of r×r, and Q = X R⁻¹: products, where a QR of m×r is a sequence of m×r steps
-    that keep a GPU waiting.  Normal noise of m ≥ 4r rows has singular values within a factor of about 3 (6 for small
-    r), so that Q loses one or two of sixteen digits.
+    RᵀR = XᵀX is a Cholesky decomposition of r×r, and Q = X R⁻¹: both are products, whereas a QR of m×r is a sequence of
+    m×r steps that keep a GPU waiting.  Normal noise of m ≥ 4r rows has singular values within a factor of about 3 (6
+    for small r), so that Q loses one or two of sixteen digits.
     """
     if noise.shape[0] < TALL * noise.shape[1]:
         q, r = torch.linalg.qr(noise)

@@ -1,4 +1,4 @@
-"""The basis of weights that are stored as integers: noise is added to their values, steps are rounded to the grid."""
+"""The basis of weights that are stored as integers: noise is added to values, and steps are rounded to the grid."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Grid(Wrapped):
 
         q ← round(q + alpha·δ / s)
 
-    rounded up with a probability equal to the fraction, by the bits that round 16-bit weights: the mean of
-    a step is kept, and it replays.  An integer at the end of its range stays there.
+    The result is rounded up with a probability equal to its fraction, by the bits that round 16-bit weights: the mean
+    of a step is kept, and it replays.  An integer at the end of its range stays there.
 
     Args:
         inner: the basis of the values.
-        kind: of the integers.
-        scales: (m, n / group).
-        group: integers that share a scale.
+        kind: the class of the integers.
+        scales: (m, n / group) scales s.
+        group: the number of integers that share a scale.
         zeros: (m, n / group) int8 zero points z; None where all are 0.
     """
 
@@ -45,7 +45,7 @@ class Grid(Wrapped):
 
     @classmethod
     def over(cls, basis: Basis, layer: QuantisedLinear) -> Basis:
-        """The basis of a layer's integers, given that of its values."""
+        """The basis of a layer's integers, made from the basis of its values."""
         if isinstance(basis, Scaled):
             return dataclasses.replace(basis, inner=cls.over(basis.inner, layer))
         if not isinstance(basis, Elementwise) or isinstance(basis.mask, SmallMask):
@@ -56,7 +56,7 @@ class Grid(Wrapped):
         return cls(basis, layer.kind, layer.scales, layer.group, layer.zeros)
 
     def stored(self, param: Tensor) -> integer.Integers:
-        """The tensors that the integers lie in."""
+        """The integers as stored, with their scales and zero points."""
         return integer.Integers(param.detach(), self.kind.bits, self.scales, self.zeros)
 
     def copied_bytes(self, param: Tensor) -> int:

@@ -15,16 +15,15 @@ from .base import Alphas, Basis, Site
 
 
 class Held(Basis):
-    """Pz for z of a small matrix; a frozen dataclass with these two fields.
+    """Pz for a small matrix z; subclasses are frozen dataclasses with these two fields.
 
-    With ``held``, B in fp32, steps move B and not the tensor W, which they would have to write whole: θ is W + PB
-    until :meth:`fold_` makes it W again.
+    With ``held``, B in fp32, a step writes B and not the whole tensor W: θ is W + PB until :meth:`fold_` adds PB to W.
     """
 
     site: Site
-    """Where the tensor lies."""
+    """The tensor's place among the weights."""
     held: Tensor | None
-    """B, where steps are held."""
+    """B, if steps are held."""
 
     carries = True
 
@@ -38,7 +37,7 @@ class Held(Basis):
         """W ← decay·W + alpha·Pz; ``key`` addresses the rounding bits, which ``flip`` complements."""
 
     def update_key(self, key: Key) -> Key:
-        """Where the update draws z: where the measurement did."""
+        """The address at which the update draws z, by default the measurement's."""
         return key
 
     @property
@@ -57,7 +56,7 @@ class Held(Basis):
         return self.grid
 
     def draw(self, key: Key) -> Draw:
-        """The noise at an address, from the tensor's offset."""
+        """The tensor's noise at an address."""
         return Draw(key, self.site.offset, self.site.distribution)
 
     def coordinates(self, key: Key) -> Draw:
@@ -65,7 +64,7 @@ class Held(Basis):
         return self.draw(key)
 
     def new(self, device: torch.device) -> Tensor:
-        """Room for coordinates, in fp32, whatever torch's default dtype."""
+        """An uninitialised tensor for coordinates, in fp32 whatever torch's default dtype is."""
         return torch.empty(self.grid, dtype=torch.float32, device=device)
 
     def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float) -> None:

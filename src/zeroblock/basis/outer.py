@@ -1,4 +1,4 @@
-"""The basis of directions that are products of two thin matrices, both of the probe's own."""
+"""The basis of directions that are products of two thin matrices, both drawn for each probe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .base import Alphas, Basis, Site
 from .elementwise import Elementwise
 
 RIGHT = 1 << 27
-"""Added to the number of a probe in the address of its second factor: more probes than any step has."""
+"""Offset of the probe number in the address of a probe's second factor; no step has this many probes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +23,13 @@ class OuterProduct(Basis):
     """z = A Bᵀ/√r with A of m×r and B of n×r drawn for every probe; m×n is the tensor as a matrix.
 
     z is not linear in the numbers that are drawn, so coordinates are the elements of the tensor, as in a dense basis,
-    and a rule's state has its size.  Measurements and SGD never have z in memory.
+    and a rule's state has the tensor's size.  Measurements and SGD never materialise z.
 
     Args:
         shape: m and n.
         rank: r.
-        site: where the tensor lies.
-        key: addresses the probe whose ``factor`` B is; see :meth:`probed`.
+        site: the tensor's place among the weights.
+        key: the address of the probe whose B ``factor`` returns; see :meth:`probed`.
     """
 
     shape: tuple[int, int]
@@ -53,7 +53,7 @@ class OuterProduct(Basis):
 
     @property
     def dense(self) -> Elementwise:
-        """The basis that has the same coordinates."""
+        """The dense basis, which has the same coordinates."""
         return Elementwise(self.size, self.site)
 
     def spans(self) -> Iterator[slice]:
@@ -74,12 +74,12 @@ class OuterProduct(Basis):
 
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
         copy = param.detach().clone(memory_format=torch.contiguous_format)
-        bits = key.to(probe=key.probe + 1)  # other rounding bits than the update's, which are those of probe 0
+        bits = key.to(probe=key.probe + 1)  # not the update's rounding bits, which are those of probe 0
         a, b = self._left(key, eps, param.device), self.probed(key).factor(param.device)
         return ops.add_outer_(copy, a, b, 1.0, self._draw(bits), rounding=self.rounding, flip=eps < 0)
 
     def add_(self, param: Tensor, key: Key, alphas: Alphas, decay: float) -> None:
-        """Add the products of all probes as one of rank r times their number."""
+        """Add the products of all probes as one product, of rank r times the number of probes."""
         waits = not isinstance(alphas, Tensor)
         if decay == 1.0 and waits and not any(alphas):
             return

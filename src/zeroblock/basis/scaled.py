@@ -17,7 +17,7 @@ from .wrapped import Wrapped
 class Scaled(Wrapped):
     """P = scale·Q for another basis Q, which does all the work with distances multiplied by ``scale``.
 
-    Steps that are held in coordinates are held in Q's.
+    Steps that are held in coordinates are held in Q's coordinates.
 
     Args:
         inner: Q.

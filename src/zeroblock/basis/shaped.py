@@ -1,4 +1,4 @@
-"""Directions that a rule's state has shaped."""
+"""The basis of directions that a rule's state shapes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .base import CHUNK, Basis
 from .wrapped import Wrapped
 
 LEAST, LEAST_ON_GPU = 1 << 12, 1 << 24
-"""Coordinates that are always shaped at once.  On a GPU they take 64 MiB in fp32, and so does what shapes them: of
-OPT-13B a point has 1,300 pieces of six launches each, which take the host less time than the device."""
+"""The least number of coordinates to shape at once.  On a GPU they take 64 MiB in fp32, and so does the state that
+shapes them: a point of OPT-13B has 1,300 pieces of six launches each, which take the host less time than the device."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shaped(Wrapped):
-    """Another basis whose coordinates are a function of the noise: z ↦ shape(z), element by element.
+    """Another basis, with coordinates that are a function of the noise: z ↦ shape(z), element by element.
 
-    The coordinates are materialised in fp32 before they are lifted, on the CPU a sixteenth of a large tensor at a time,
-    on a GPU some million; the size of the pieces changes no bit.
+    The coordinates are materialised in fp32 before they are lifted, on the CPU at most a sixteenth of a large tensor at
+    a time, on a GPU 16 million coordinates; the size of the pieces changes no bit.
 
     Args:
-        inner: the basis.
-        shape: makes z on a span of the noise there, (span,) in fp32, which it may overwrite.
+        inner: the other basis.
+        shape: turns the noise on a span, (span,) in fp32, into z there; it may overwrite the noise.
     """
 
     inner: Basis
@@ -52,7 +52,7 @@ class Shaped(Wrapped):
         return self.inner.transport(state, old)
 
     def perturbed(self, param: Tensor, key: Key, eps: float) -> Tensor:
-        draw = self.inner.elementwise(key.to(probe=key.probe + 1))  # other rounding bits than those of the update
+        draw = self.inner.elementwise(key.to(probe=key.probe + 1))  # not the rounding bits of the update
         if draw is None:
             return super().perturbed(param, key, eps)
         copy = param.detach().clone(memory_format=torch.contiguous_format)
@@ -60,6 +60,6 @@ class Shaped(Wrapped):
         for start in range(0, self.size, piece):
             span = slice(start, min(start + piece, self.size))
             part, z = copy.view(-1)[span], self.coords(param, key, span)
-            # rounding mirrors with the sign of eps, or second differences would measure it
+            # rounding mirrors with the sign of eps; otherwise second differences would measure the rounding
             ops.add_(part, z, eps * self.inner.scale, draw.at(start), rounding=self.rounding, flip=eps < 0)
         return copy

@@ -1,8 +1,7 @@
-"""What bases do to the tensors of a block, each given with its basis: on a GPU many small ones take their noise in
-one launch.
+"""The operations of bases on all tensors of a block: on a GPU many small tensors take their noise in one launch.
 
-Which ones can is asked of their bases, and changes no bit: ``elementwise``, ``scale`` and ``rounding`` say all that a
-kernel has to know.
+Their bases decide which tensors can, and the result is the same to the bit: ``elementwise``, ``scale`` and ``rounding``
+say all that a kernel has to know.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def mirrored(places: Sequence[tuple[Tensor, Basis]], key: Key, eps: float) -> li
 
 
 def perturbed(places: Sequence[tuple[Tensor, Basis]], key: Key, eps: float) -> list[Tensor]:
-    """:meth:`Basis.perturbed` of every tensor; the tensor itself where that is the point already."""
+    """:meth:`Basis.perturbed` of every tensor; the tensor itself if it is at that point already."""
     takers = [_copied(param, basis, key, eps) for param, basis in places]
     found: dict[int, Tensor] = {}
     for group in grouped(takers):
@@ -50,10 +49,10 @@ def add_(places: Sequence[tuple[Tensor, Basis]], key: Key, alphas: Alphas, decay
     """:meth:`Basis.add_` of every tensor.
 
     Args:
-        places: the tensors.
-        key: as there.
-        alphas: as there.
-        decays: of each tensor.
+        places: the tensors, each with its basis.
+        key: see :class:`Basis`.
+        alphas: see :class:`Basis`.
+        decays: the decay of each tensor.
     """
     takers: list[Taker | None] = []
     for (param, basis), decay in zip(places, decays, strict=True):

@@ -1,4 +1,4 @@
-"""What bases have in common that change another basis."""
+"""The common part of bases that wrap another basis."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .base import Basis
 
 
 class Wrapped(Basis):
-    """A basis with the coordinates of another one; a frozen dataclass with this field."""
+    """A basis with the coordinates of another one; subclasses are frozen dataclasses with this field."""
 
     inner: Basis
-    """The other basis."""
+    """The wrapped basis."""
 
     @property
     def size(self) -> int:

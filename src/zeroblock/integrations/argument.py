@@ -1,4 +1,4 @@
-"""Training arguments that mean something else without a backward pass: adapted, refused, or said to have no effect."""
+"""Training arguments that mean something else without a backward pass: adapted, refused, or reported as ineffective."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import nn
 from ..errors import ZeroBlockError, ZeroBlockWarning
 
 MAX_GRAD_NORM = 1.0
-"""The Trainer's default, which nobody has asked for."""
+"""The Trainer's default, which does not show that the user asked for it."""
 
 
 def check(args: Any, model: nn.Module, optimizer_cls_and_kwargs: object) -> None:
-    """Refuse arguments that cannot work, each with its fix; say in one warning which others have no effect.
+    """Refuse arguments that cannot work, each with its fix; list those without effect in one warning.
 
     Args:
-        args: ``TrainingArguments``, changed where a setting is only for backward passes.
-        model: the Trainer's.
-        optimizer_cls_and_kwargs: the Trainer's.
+        args: ``TrainingArguments``; settings for backward passes only are changed in place.
+        model: the Trainer's model.
+        optimizer_cls_and_kwargs: the Trainer's argument of this name.
     """
     if optimizer_cls_and_kwargs is not None:
         raise ZeroBlockError(
@@ -66,7 +66,7 @@ def check(args: Any, model: nn.Module, optimizer_cls_and_kwargs: object) -> None
 
 @contextlib.contextmanager
 def forward_only(model: object) -> Iterator[None]:
-    """A context in which the Trainer takes a quantised model whose trainable parameters are ordinary numbers.
+    """A context in which the Trainer accepts a quantised model whose trainable parameters are ordinary numbers.
 
     The Trainer refuses quantised models that have no adapters, or whose quantisation has no backward pass.
     Forward passes do not need either.

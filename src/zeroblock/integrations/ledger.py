@@ -1,4 +1,4 @@
-"""The records of a run within somebody else's training loop: for its logs, and for the journal of its checkpoints."""
+"""The records of a run in another library's training loop, for its logs and for the journals in its checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Ledger:
     """Keeps every record of a run.
 
     Args:
-        optimizer: takes the steps; a listener that it has already is still called.
+        optimizer: the optimizer of the run; a listener that it already has is still called.
         base: whether the weights are the base weights, so that a journal can start from them.
         model: name of the base model, for the journal.
     """
@@ -27,9 +27,9 @@ class Ledger:
         self.records: list[Record] = []
         self.header: Header | None = None
         self._logged = 0
-        """Records that were logged."""
+        """The number of records that were logged."""
         self._began = 0
-        """Records from before this call of ``train``."""
+        """The number of records from before this call of ``train``."""
         self._listener, optimizer.listener = optimizer.listener, self._hear
         if base and not optimizer.steps:
             try:
@@ -43,7 +43,7 @@ class Ledger:
             self._listener(record)
 
     def begin(self) -> None:
-        """A call of ``train`` begins here."""
+        """Note that a call of ``train`` begins."""
         self._logged = self._began = len(self.records)
 
     def loss(self) -> float:
@@ -51,11 +51,11 @@ class Ledger:
         return _mean([record.loss for record in self.records[self._began :]])
 
     def amend(self, logs: dict[str, float], finite: bool) -> None:
-        """Put the numbers of the steps into what the Trainer logs.
+        """Put the numbers of the steps into the Trainer's logs.
 
         Args:
-            logs: the Trainer's, changed in place.
-            finite: leave losses out of the mean that are not finite.
+            logs: the Trainer's logs, changed in place.
+            finite: leave out of the mean losses that are not finite.
         """
         self.optimizer.flush()
         fresh = self.records[self._logged :]

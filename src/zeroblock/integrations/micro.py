@@ -21,14 +21,14 @@ from ..errors import ZeroBlockError, ZeroBlockWarning
 LANGUAGE_LOSS = "ForCausalLMLoss"
 """The function in transformers that the engine's loss equals: the mean over the scored tokens."""
 PLAIN_LOSSES = {("transformers", "Trainer.compute_loss"), ("trl", "SFTTrainer.compute_loss")}
-"""Packages and names of the methods that do no more than ask the model for that loss."""
+"""Packages and names of the methods that only ask the model for that loss."""
 
 
 class Micro(NamedTuple):
     """One micro-batch.
 
     Args:
-        model: the Trainer's, without a wrapper for several processes.
+        model: the Trainer's model, without a wrapper for several processes.
         inputs: the batch, on the host.
         items: the number of scored tokens in all micro-batches of the step, if the Trainer counts them.
     """
@@ -42,7 +42,7 @@ class MicroBatches:
     """Collects micro-batches until their step.
 
     Args:
-        trainer: its ``compute_loss`` defines the loss.
+        trainer: the trainer; its ``compute_loss`` defines the loss.
         packed: see :class:`ZeroOrderMixin`.
     """
 
@@ -54,7 +54,7 @@ class MicroBatches:
         self._told = False
 
     def add(self, one: Micro) -> None:
-        """Let a micro-batch wait for its step."""
+        """Queue a micro-batch for its step."""
         self.waiting.append(one)
         _count_tokens(self.trainer, one.inputs)
 
@@ -74,10 +74,10 @@ class MicroBatches:
         return functools.partial(self._loss, step)
 
     def _shared(self, reason: str, first: bool) -> str:
-        """Why a step cannot be packed on any rank; all ranks measure the same loss, in the same way.
+        """The reason why a step cannot be packed, the same on all ranks, which have to measure in the same way.
 
         Args:
-            reason: on this rank; empty where it can.
+            reason: the reason on this rank; empty if there is none.
             first: whether the ranks have not compared their reasons yet.
         """
         team = self.trainer.zero_order.team
@@ -105,13 +105,13 @@ class MicroBatches:
         return objectives
 
     def _tried(self, model: nn.Module) -> Engine:
-        """The engine, if it can pack the model and the loss is a language model's; else packing ends here."""
+        """The engine, if it can pack the model and the loss is a language model's; otherwise packing is turned off."""
         self.packed = False
         reason = _own_loss(self.trainer, model, bool(self.trusted))
         if reason:
             raise BridgeError(reason)
         with warnings.catch_warnings(), self.trainer.accelerator.autocast():
-            warnings.simplefilter("ignore", ZeroBlockWarning)  # the reason is told below
+            warnings.simplefilter("ignore", ZeroBlockWarning)  # the reason is reported below
             try:
                 engine = Engine(self.trainer.model)
             except ZeroBlockError as error:
@@ -123,7 +123,7 @@ class MicroBatches:
         return engine
 
     def _check(self, one: Micro, objective: Closure) -> None:
-        """Compare the loss on packed rows with the trainer's own, once: a model may add terms of its own to it."""
+        """Compare the loss on packed rows with the trainer's own, once: a model may add other terms to it."""
         with torch.no_grad(), evaluation(self.trainer.model), _metrics_to(self.trainer, None):
             packed, plain = value_of(objective), self._value(one._replace(items=None))
         if not abs(packed - plain) <= self._tolerance * max(1.0, abs(plain)):
@@ -138,7 +138,7 @@ class MicroBatches:
 
     def _value(self, one: Micro) -> float:
         compute = self.trainer.compute_loss
-        inputs = self.trainer._prepare_inputs(dict(one.inputs))  # a dictionary of its own: some trainers change it
+        inputs = self.trainer._prepare_inputs(dict(one.inputs))  # a copy, because some trainers change it
         with self.trainer.compute_loss_context_manager():
             return value_of(functools.partial(compute, one.model, inputs, num_items_in_batch=one.items))
 
@@ -168,7 +168,7 @@ def _carries_loss(inputs: Mapping[str, Any]) -> bool:
 
 
 def _own_loss(trainer: Any, model: nn.Module, trusted: bool) -> str:
-    """Why a trainer's loss may differ from the mean over scored tokens; empty where it does not."""
+    """The reason why a trainer's loss may differ from the mean over scored tokens; empty if there is none."""
     compute = trainer.compute_loss
     name = getattr(compute, "__qualname__", type(compute).__name__)
     if not trusted and (str(compute.__module__).partition(".")[0], name) not in PLAIN_LOSSES:
@@ -191,9 +191,9 @@ def _own_loss(trainer: Any, model: nn.Module, trusted: bool) -> str:
 
 @contextlib.contextmanager
 def _metrics_to(trainer: Any, mode: str | None) -> Iterator[None]:
-    """A context in which the metrics that TRL takes in ``compute_loss`` count for a mode, or for nothing.
+    """A context in which the metrics that TRL collects in ``compute_loss`` count for a mode, or are dropped.
 
-    TRL goes by the mode of the model, which is evaluation while a step is measured.
+    TRL follows the mode of the model, which is evaluation while a step is measured.
     """
     metrics = getattr(trainer, "_metrics", None)
     if not isinstance(metrics, dict) or not {"train", "eval"} <= metrics.keys():
@@ -208,7 +208,7 @@ def _metrics_to(trainer: Any, mode: str | None) -> Iterator[None]:
 
 
 def _count_tokens(trainer: Any, inputs: Mapping[str, Any]) -> None:
-    """TRL counts the tokens of training in ``compute_loss``, but not while the model is in evaluation mode."""
+    """Count training tokens for TRL, whose ``compute_loss`` does not while the model is in evaluation mode."""
     mask, metrics = inputs.get("attention_mask"), getattr(trainer, "_metrics", None)
     if mask is not None and isinstance(metrics, dict) and hasattr(trainer, "_total_train_tokens"):
         trainer._total_train_tokens += int(mask.sum())

@@ -40,7 +40,7 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
     >>> ZOSFTTrainer(model=model, args=args, train_dataset=rows, method="mezo_bcd").train()      # doctest: +SKIP
 
     The Trainer's loop, schedulers, callbacks, evaluation and checkpoints stay as they are.  The micro-batches of
-    ``gradient_accumulation_steps`` are one step, whose loss is the mean over the scored tokens of all of them.
+    ``gradient_accumulation_steps`` make one step, whose loss is the mean over the scored tokens of all of them.
     ``learning_rate``, ``weight_decay``, ``seed`` and the scheduler come from ``TrainingArguments``.
 
     Under torchrun or ``accelerate launch`` the ranks share the data: each measures its own micro-batches, and all take
@@ -52,12 +52,12 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         method: a name out of ``zb.METHODS``, a function from a model to a ``ZeroOrder`` that takes ``lr``,
             ``seed``, ``weight_decay`` and ``method_kwargs``, or an optimizer that is built already on this model.
         method_kwargs: options of the method: ``{"eps": 1e-3, "probes": 2, "clip": 5.0}``.
-        packed: measure language models on packed rows, which gives the same loss faster: by default where
+        packed: measure language models on packed rows, which gives the same loss faster: by default if
             ``compute_loss`` is transformers' or TRL's own; True trusts that another one is the mean over the scored
             tokens, too; False always calls ``compute_loss``.
         save_weights: False writes checkpoints without the weights.  Resuming then replays the journal on the base
             weights.
-        args, kwargs: of the Trainer.
+        args, kwargs: the Trainer's arguments.
     """
 
     args: Any
@@ -77,7 +77,7 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         self._method, self._method_kwargs = method, dict(method_kwargs or {})
         self._save_weights = save_weights
         self._finds_lr = False
-        """Whether the steps' size is left to us, in units of the weights."""
+        """Whether zeroblock sizes the steps, in units of the weights."""
         self._checkpoint: Path | None = None
         """The checkpoint that this call of ``train`` resumes from."""
         with argument.forward_only(kwargs.get("model", args[0] if args else None)):
@@ -85,7 +85,7 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         self.args = copy.copy(self.args)  # the caller may use the same arguments for another trainer
         argument.check(self.args, self.model, self.optimizer_cls_and_kwargs)
         self._finite = self.args.logging_nan_inf_filter
-        self.args.logging_nan_inf_filter = False  # in the Trainer it waits for the GPU; ``log`` filters instead
+        self.args.logging_nan_inf_filter = False  # the Trainer's filter waits for the GPU; ``log`` filters instead
         if not save_weights and (self.args.save_only_model or self.args.load_best_model_at_end):
             raise ZeroBlockError(
                 "save_weights=False leaves the weights out of checkpoints, which save_only_model and "
@@ -126,10 +126,10 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Build the Trainer's scheduler; where nobody gave a learning rate, it starts from one that fits the run."""
+        """Build the Trainer's scheduler; if no learning rate was given, it starts from one that fits the run."""
         if self._finds_lr and self.lr_scheduler is None:
             falls = str(getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type))
-            falls = falls if falls in MEAN_SQUARE else "constant"  # others fall, too, and leave some of the budget
+            falls = falls if falls in MEAN_SQUARE else "constant"  # others fall, too, and use less of the budget
             self.zero_order.lr = Budget.of(self.zero_order).rate(num_training_steps, falls)
         return super().create_scheduler(num_training_steps, optimizer)
 
@@ -180,7 +180,7 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         """Collect a micro-batch; the Trainer's ``optimizer.step()`` measures all of them."""
         model.train()
         self._micro_batches.add(Micro(unwrapped(model), inputs, num_items_in_batch))
-        return torch.zeros((), device=self.args.device)  # ``log`` knows the loss
+        return torch.zeros((), device=self.args.device)  # ``log`` reports the loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log the Trainer's numbers, with the loss, the coefficient and the block of the steps."""

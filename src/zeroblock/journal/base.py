@@ -1,4 +1,4 @@
-"""The base of a journal: the model that its header names, loaded as carefully as a stranger's file asks for."""
+"""The base of a journal: the model that its header names, loaded with the care that a stranger's file requires."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .header import Header
 
 @dataclass(frozen=True)
 class Base:
-    """The base of a journal, checked when the object is made and loaded when it is asked for.
+    """The base of a journal, checked when the object is made and loaded on request.
 
     Args:
-        header: of the journal.
-        model: where the base is; by default the one that the header names.
+        header: the header of the journal.
+        model: the name of the base; by default the one in the header.
         device: auto, cpu, cuda or cuda:N.
         trust_remote_code: run the code that comes with the model.
         random_weights: whether the header may ask for random weights, which take any amount of memory.
@@ -58,7 +58,7 @@ class Base:
 
     @property
     def name(self) -> str:
-        """A folder, a GGUF file, a hub id, or a name of zeroblock's own."""
+        """A folder, a GGUF file, a hub id, or one of zeroblock's names."""
         return self.model or self.header.model
 
     @property
@@ -67,9 +67,9 @@ class Base:
 
     @property
     def _dtype(self) -> torch.dtype | None:
-        """The dtype of the base; adapters may have another one than their base, which the header then names."""
+        """The dtype of the base; an adapter may have another one, and then the header names the base's."""
         if self.header.dtype != "mixed":
-            known: torch.dtype = getattr(torch, self.header.dtype)  # one of four, which the header's reader has checked
+            known: torch.dtype = getattr(torch, self.header.dtype)  # one of four, as the header's reader has checked
             return known
         named = self.header.extra.get("dtype")
         return models.DTYPES.get(named) if isinstance(named, str) else None
@@ -81,10 +81,10 @@ class Base:
             skeleton = models.skeleton(self.name, adapter=made, weights=recorded(self.header.extra))
             if identity.order(skeleton) != self.header.order:
                 untie_(skeleton)  # the checkpoint, which may not be here yet, may have a head of its own
-            self.header.check_order(skeleton)  # which runs no code of the model's
+            self.header.check_order(skeleton)  # this runs no code of the model
 
     def load(self) -> nn.Module:
-        """Load the base weights in the dtype of the run; those that a GPU has no memory for are streamed to it."""
+        """Load the base weights in the dtype of the run; stream them if the GPU does not have enough memory."""
         assert self._dtype is not None
         device = models.find_device(self.device)
         streams = self._exceeds(device)
@@ -107,7 +107,7 @@ class Base:
         return loaded
 
     def _exceeds(self, device: torch.device) -> bool:
-        """Whether the weights are more than a GPU has memory for."""
+        """Whether the weights exceed the free memory of a GPU."""
         if device.type != "cuda" or self._random or models.is_stored_quantised(self.name):
             return False
         assert self._dtype is not None
@@ -124,7 +124,7 @@ class Base:
 
 @contextlib.contextmanager
 def _out_of_memory(weights: str) -> Iterator[None]:
-    """Turn memory that runs out into one line."""
+    """Turn an out-of-memory error into one line."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError

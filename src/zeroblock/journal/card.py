@@ -1,4 +1,4 @@
-"""The card of an exported file: where it comes from, how well it did, how to use it."""
+"""The card of an exported file: its origin, its results, and how to use it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError, Overflow
 
 
 def card(header: Header, records: Sequence[Record], run: Path) -> str:
-    """Markdown for people.
+    """The card as Markdown.
 
     Args:
-        header: of the run.
-        records: at least one.
-        run: its folder, whose ``metrics.jsonl`` adds results, or the journal itself.
+        header: the header of the run.
+        records: the records of the run, at least one.
+        run: the run's folder, whose ``metrics.jsonl`` adds results, or the journal itself.
     """
     name = header.extra.get("method") or "zeroth-order"
     title = " on ".join(filter(None, (f"{header.model or 'a model'} fine-tuned with {name}", header.task)))

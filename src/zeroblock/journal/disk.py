@@ -15,7 +15,7 @@ from pathlib import Path
 from ..errors import ZeroBlockError
 
 STALE_DRAFT_SECONDS = 60.0
-"""A draft that nobody has locked and that is older than this was left behind by a process that died."""
+"""An unlocked draft that is older than this was left behind by a process that died."""
 
 
 def write(path: Path, data: bytes) -> None:
@@ -24,9 +24,9 @@ def write(path: Path, data: bytes) -> None:
 
 
 def create(path: Path, data: bytes, *, replace: bool = False) -> int:
-    """A new file, locked and open for appending, that has its name with all of the bytes or not at all.
+    """Create a file, locked and open for appending, that appears under its name with all of the bytes or not at all.
 
-    The draft has a name that nobody can guess and is created exclusively, so that no planted link is followed.
+    The draft has an unguessable name and is created exclusively, so that no planted link is followed.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC
@@ -71,11 +71,11 @@ def _publish(draft: Path, path: Path) -> None:
 
 
 def remove_stale_drafts(path: Path, handle: int) -> None:
-    """Remove drafts of this journal whose writer died: nobody holds their lock, and they are not new.
+    """Remove drafts of this journal whose writer died: no process holds their lock, and they are not new.
 
     Args:
-        path: of the journal.
-        handle: of the journal, which is locked.
+        path: the path of the journal.
+        handle: the descriptor of the journal, which is locked.
     """
     named = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}")
     for draft in path.parent.iterdir():
@@ -85,7 +85,7 @@ def remove_stale_drafts(path: Path, handle: int) -> None:
             found = draft.lstat()
             if not stat.S_ISREG(found.st_mode):
                 continue
-            if os.path.samestat(found, os.fstat(handle)):  # a second name of the journal itself, and its lock is ours
+            if os.path.samestat(found, os.fstat(handle)):  # a second name of the journal itself, which we have locked
                 draft.unlink()
             elif time.time() - found.st_mtime > STALE_DRAFT_SECONDS:
                 _remove_unlocked(draft)
@@ -116,7 +116,7 @@ def read_all(handle: int) -> bytes:
 
 
 def write_all(handle: int, data: bytes) -> None:
-    """All of the bytes: a system may take only a part of them at first."""
+    """Write all of the bytes: one call to the system may write only some of them."""
     while data:
         data = data[os.write(handle, data) :]
 
@@ -133,7 +133,7 @@ def lock(handle: int, path: Path) -> None:
 
 
 def _owner(handle: int) -> str:
-    """Who holds the lock, according to Linux."""
+    """The process that holds the lock, according to Linux."""
     inode = os.fstat(handle).st_ino
     try:
         locks = Path("/proc/locks").read_text()

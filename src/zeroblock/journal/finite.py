@@ -1,4 +1,4 @@
-"""Weights that a replay made infinite or NaN are an error, which names the step that did it."""
+"""Weights that become infinite or NaN in a replay are an error, which names the step responsible."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def advance(
     """Take all steps and settle; refuse weights that are not finite afterwards.
 
     Args:
-        optimizer: at step 0, on the base weights.
-        records: from step 0 on.
+        optimizer: the optimizer, at step 0 on the base weights.
+        records: the records, starting with step 0.
         restart: puts the base weights back and returns an optimizer at step 0; only called to look for the step.
         progress: called now and then with the fraction done.
     """
-    before = not_finite(optimizer)  # such a base is none of the journal's doing
+    before = not_finite(optimizer)  # the journal did not cause these
     retake(optimizer, records, progress)
     optimizer.settle()
     broken = not_finite(optimizer) - before
@@ -39,10 +39,10 @@ def advance(
 
 
 def _first_bad_step(records: Sequence[Record], restart: Callable[[], ZeroOrder], names: set[str]) -> int:
-    """Two more replays find it: one in stretches, one that takes the broken stretch step by step."""
+    """Find the step by two more replays: one in stretches, and one that takes the broken stretch step by step."""
     first, stretch = 0, max(1, math.isqrt(len(records)))
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore", ZeroBlockWarning)  # they were given the first time
+        warnings.simplefilter("ignore", ZeroBlockWarning)  # the first replay gave them
         while stretch:
             optimizer = restart()
             retake(optimizer, records[:first])

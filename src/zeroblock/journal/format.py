@@ -1,9 +1,9 @@
-"""The journal in bytes: a preamble with the header, then records of one size, each with a checksum of its own.
+"""The journal in bytes: a preamble with the header, then records of one size, each with its own checksum.
 
     loss f64 · lr f64 · block u32 · coeffs f32 per probe [· centres f32 per probe] · crc32 u32
 
 ``docs/journal.md`` specifies every byte.  Reading is vectorised: a million steps take a third of a second, and a
-:class:`~zeroblock.record.Record` is only made of the steps that somebody looks at.
+:class:`~zeroblock.record.Record` is only made for a step that is accessed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from . import spec
 from .header import MAX_SINGLE, Header
 
 MAGIC = b"\x89ZBJ\r\n\x1a\n"
-"""Neither text nor unchanged by a conversion of line ends: PNG's idea."""
+"""Not text, and changed by any conversion of line ends, like PNG's."""
 VERSION = 1
 PREFIX = struct.Struct("<8sHHI")
 """Magic, version, two zero bytes, length of the header."""
@@ -41,20 +41,20 @@ FEW_RECORDS = 1024
 MAX_TABLE_BYTES = 256
 """Records longer than this are checked by the loop: their tables would outgrow the cache."""
 CHUNK_RECORDS = 1 << 14
-"""Records whose checksums are computed at a time, so that the temporaries stay in the cache."""
+"""The number of records whose checksums are computed at a time, so that the temporaries stay in the cache."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the records of one journal are written.
+    """The layout of the records of one journal.
 
-    Losses are not stored, because the estimator can tell them from the loss and the coefficients to about 1e-7 of
-    what a perturbation changes.  Some estimators need one more number per probe for that, a centre.
+    Losses are not stored, because the estimator can compute them from the loss and the coefficients, to about
+    1e-7 of the change that a perturbation makes.  Some estimators need one more number per probe for that, a centre.
 
     Args:
         probes: coefficients per record.
-        estimator: of the run; None where the journal does not describe it, so that losses are unknown.
-        root: checksum of the header, with which every record's checksum begins.
+        estimator: the estimator of the run; None if the journal does not describe it, and then losses are unknown.
+        root: checksum of the header, from which every record's checksum starts.
     """
 
     probes: int
@@ -90,7 +90,7 @@ class Layout:
         return self.dtype.itemsize
 
     def encode(self, record: Record) -> bytes:
-        """A record in bytes; what no reader would accept is refused here already."""
+        """A record in bytes; refuse values that no reader would accept."""
         if len(record.coeffs) != self.probes:
             raise ZeroBlockError(f"step {record.step} has {len(record.coeffs)} coefficients, the header {self.probes}")
         if not 0 <= record.lr <= MAX_SINGLE:
@@ -104,7 +104,7 @@ class Layout:
         return body + CRC.pack(self._checksum(record.step, body))
 
     def _centres(self, record: Record) -> list[float]:
-        """How far the mean loss of every probe lies from the loss of the step; zeros where the losses are unknown."""
+        """The mean loss of every probe minus the loss of the step; zeros if the losses are unknown."""
         each, rest = divmod(len(record.losses), self.probes)
         if rest or not each:
             return [0.0] * self.probes
@@ -112,7 +112,7 @@ class Layout:
         return [sum(group) / each - record.loss for group in groups]
 
     def decode(self, rows: NDArray[np.void], first: int) -> Iterator[Record]:
-        """The records of rows, of which the first is that of step ``first``."""
+        """The records of rows that begin with step ``first``."""
         columns = [rows[name].tolist() for name in ("loss", "lr", "block", "coeffs")]
         curved = self.estimator is not None and self.estimator.curved
         centres = rows["centres"].tolist() if self.centred else itertools.repeat([0.0] * self.probes)
@@ -121,11 +121,11 @@ class Layout:
             yield Record(step, block, tuple(coeffs), lr, losses, loss, tuple(centre) if curved else ())
 
     def _checksum(self, step: int, body: bytes | memoryview) -> int:
-        """crc32 of the header's checksum, the step and the body: a record is right in its own place only."""
+        """crc32 of the header's checksum, the step and the body: a record is only valid in its own place."""
         return zlib.crc32(body, zlib.crc32(STEP.pack(step), self.root))
 
     def checksums(self, rows: NDArray[np.void]) -> NDArray[np.uint32]:
-        """What the checksums of the records of steps 0, 1, … should be."""
+        """The checksums that the records of steps 0, 1, … should have."""
         body = self.size - CRC.size
         if len(rows) < FEW_RECORDS or body > MAX_TABLE_BYTES:
             view = memoryview(rows.tobytes())
@@ -144,7 +144,7 @@ class Layout:
 
     @functools.cached_property
     def _tables(self) -> tuple[NDArray[np.uint32], int]:
-        """For every byte of step and body: what each of its 256 values adds (XOR) to the checksum of zeros.
+        """For every byte of step and body, the share that each of its 256 values XORs into the checksum of zeros.
 
         A CRC is affine over GF(2), so the checksum of a message of fixed length is the XOR of its bytes' shares.
         """
@@ -158,12 +158,12 @@ class Layout:
 
 
 class Records(Sequence[Record]):
-    """The records of a journal as columns of numbers; a ``Record`` is made when it is looked at.
+    """The records of a journal as columns of numbers; a ``Record`` is made when it is accessed.
 
     Args:
-        layout: how they were written.
-        rows: one per step.
-        first: step of the first row.
+        layout: the layout of the rows.
+        rows: one row per step.
+        first: the step of the first row.
     """
 
     def __init__(self, layout: Layout, rows: NDArray[np.void], first: int = 0) -> None:
@@ -188,7 +188,7 @@ class Records(Sequence[Record]):
 
     @property
     def finite(self) -> NDArray[np.bool_]:
-        """Of every step: whether it moved the weights."""
+        """For every step, whether it moved the weights."""
         return np.asarray(np.isfinite(self.coeffs).all(axis=1))
 
     def __len__(self) -> int:
@@ -219,15 +219,15 @@ class Records(Sequence[Record]):
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """A journal as read.
+    """The contents of a journal.
 
     Args:
-        header: of the run.
-        records: of steps 0, 1, ….
-        torn: bytes after the last intact record.
-        layout: of the records.
-        damaged: whether they begin with a record of full length whose checksum is wrong, which is more than a write
-            that was cut short.
+        header: the header of the run.
+        records: the records of steps 0, 1, ….
+        torn: the number of bytes after the last intact record.
+        layout: the layout of the records.
+        damaged: whether those bytes begin with a record of full length with a wrong checksum, which is more than a
+            write that was cut short.
     """
 
     header: Header
@@ -238,7 +238,7 @@ class Contents:
 
     @property
     def note(self) -> str:
-        """Which part of the file is not in the records; empty if there is none."""
+        """A description of the bytes that are not in the records; empty if there are none."""
         if self.damaged:
             return f"a damaged record of step {len(self.records):,}, whose checksum does not match"
         return f"{self.torn} bytes of an unfinished write after {len(self.records):,} whole steps" if self.torn else ""
@@ -253,11 +253,11 @@ def locate(place: str | Path) -> Path:
 def read(place: str | Path, steps: int | None = None) -> Contents:
     """Read and check a journal, without changing or locking it.
 
-    A damaged record with more after it is an error; a last one that is unfinished or damaged is left out and told.
+    A damaged record with more after it is an error; a last one that is unfinished or damaged is left out, see ``note``.
 
     Args:
         place: a journal, or a run's folder.
-        steps: read this many, whatever comes after them; all by default.
+        steps: read this many records, whatever comes after them; all by default.
     """
     path = locate(place)
     try:
@@ -268,7 +268,7 @@ def read(place: str | Path, steps: int | None = None) -> Contents:
 
 
 def parse(data: bytes, name: str = "the journal", steps: int | None = None) -> Contents:
-    """A journal from its bytes; ``name`` is for messages."""
+    """Read a journal from its bytes; ``name`` is for messages."""
     header, layout, start = _preamble(data, name)
     size, rest = layout.size, len(data) - start
     count = rest // size if steps is None else min(steps, rest // size)
@@ -280,7 +280,7 @@ def parse(data: bytes, name: str = "the journal", steps: int | None = None) -> C
     if steps is not None and good == steps:
         return Contents(header, records, 0, layout)
     tail = data[start + good * size :]
-    # What a crash leaves: one record half written, or room for some that were never written, which reads as zeros.
+    # A crash leaves one record half written, or room for records that were never written, which reads as zeros.
     if tail[size:].strip(b"\0"):
         raise ZeroBlockError(
             f"{name}: the record of step {good} is damaged (its checksum does not match) and more follow it; "
@@ -298,7 +298,7 @@ def parse(data: bytes, name: str = "the journal", steps: int | None = None) -> C
 
 
 def _refuse_absurd(records: Records, header: Header, name: str) -> None:
-    """Refuse intact records that no optimizer writes: somebody made them up."""
+    """Refuse intact records that no optimizer writes: they were made up."""
     with np.errstate(invalid="ignore"):
         rates = ~((records.lr >= 0) & (records.lr <= MAX_SINGLE))
     for what, wrong, values in (
@@ -335,7 +335,7 @@ def preamble(header: Header) -> bytes:
 
 
 def _preamble(data: bytes, name: str) -> tuple[Header, Layout, int]:
-    """Header, layout and where the records start."""
+    """The header, the layout and the offset of the first record."""
     if data[: len(MAGIC)] != MAGIC[: len(data)]:
         raise ZeroBlockError(f"{name} is not a journal")
     if len(data) < PREFIX.size:

@@ -1,4 +1,4 @@
-"""The header: everything besides the base weights and the records that the weights of a run depend on."""
+"""The header: everything that the weights of a run depend on besides the base weights and the records."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ PARTS = ("schedule", "subspace", "estimator", "rule")
 DTYPES = ("float32", "bfloat16", "float16", "float64", "mixed")
 MAX_PROBES = 1 << 16
 MAX_SINGLE = float(torch.finfo(torch.float32).max)
-"""Learning rates and decays beyond it do not exist in the single precision that steps are computed in."""
+"""Steps are computed in single precision, in which larger learning rates and decays do not exist."""
 MATRICES = "matrices"
 MAX_STEPS = 1 << 32
 MAX_NESTING = 32
-"""Lists and objects within one another in a header; those that zeroblock writes have six."""
+"""The deepest nesting of lists and objects in a header; zeroblock's own have six levels."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What a journal says once, at its beginning.
+    """The data that a journal holds once, at its beginning.
 
     Args:
         model: name of the base model, for people and as a default for commands.
-        fingerprint: of the base weights, see ``fingerprint``.
+        fingerprint: the fingerprint of the base weights, see ``fingerprint``.
         order: hash of the parameters' names and shapes in their order.
-        dtype: of the weights; "mixed" where there are several.
+        dtype: the dtype of the weights; "mixed" if there are several.
         frozen: names of the parameters that were not trained.
         blocks: names of the blocks.
         method: the parts as data, from which ``rebuild`` makes an optimizer.
         parts: the parts as text, ``optimizer.parts``.
         probes: coefficients per record.
-        seed: of noise, bases and schedule.
+        seed: the seed of noise, bases and schedule.
         weight_decay: λ.
         decays: "matrices", or the names of the parameters that λ applies to.
         task: name of the task.
         data: fingerprint of the data.
-        versions: of zeroblock, torch, the noise and the arithmetic.
-        extra: anything else that its writer wants to find again.
+        versions: the versions of zeroblock, torch, the noise and the arithmetic.
+        extra: anything else that the writer wants to keep.
         card: Markdown for people, in an exported file.
         steps: the number of records in an exported file; None while a run may still write.
     """
@@ -85,7 +85,7 @@ class Header:
         """The header of a run that is about to take its first step.
 
         Args:
-            optimizer: at step 0.
+            optimizer: the optimizer, at step 0.
             model: name of the base model.
             task: name of the task.
             data: fingerprint of the data.
@@ -128,7 +128,7 @@ class Header:
         return dataclasses.replace(self, **changes)
 
     def encode(self) -> bytes:
-        """As JSON, the same bytes for the same header."""
+        """This header as JSON; equal headers give equal bytes."""
         try:
             text = json.dumps(
                 dataclasses.asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
@@ -139,7 +139,7 @@ class Header:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """From JSON: every field must be present, known and of its type."""
+        """Read a header from JSON: every field must be present, known and of its type."""
         try:
             fields = json.loads(data, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
@@ -175,7 +175,7 @@ class Header:
         """Refuse an optimizer that would not repeat this run, with the reason.
 
         Args:
-            optimizer: at step 0, on the base weights.
+            optimizer: the optimizer, at step 0 on the base weights.
             force: accept other base weights and a newer version of the package.
         """
         if optimizer.steps:
@@ -219,11 +219,11 @@ class Header:
             raise ZeroBlockError(f"{name!r} was {was} when the journal was written and is {now} now")
 
     def check_versions(self, *, force: bool = False) -> None:
-        """Refuse a journal of another noise or arithmetic, or of a newer zeroblock unless forced.
+        """Refuse a journal with another version of noise or arithmetic, or of a newer zeroblock unless forced.
 
-        A journal of an older zeroblock is read for as long as its noise and its arithmetic are still computed.
+        A journal of an older zeroblock is accepted if its noise and its arithmetic have today's versions.
         """
-        mine, theirs = _versions(), {"arithmetic": "1", **self.versions}  # 0.1 did not write the arithmetic's
+        mine, theirs = _versions(), {"arithmetic": "1", **self.versions}  # 0.1 wrote no arithmetic version
         for kind in ("noise", "arithmetic"):
             version = theirs.get(kind, "")
             if version != mine[kind]:
@@ -261,7 +261,7 @@ class Header:
             )
 
     def check_order(self, model: nn.Module) -> None:
-        """Refuse a model with other parameters; one on the meta device will do."""
+        """Refuse a model with other parameters; the model may be on the meta device."""
         if identity.order(model) != self.order:
             named = f" ({shown(self.model)})" if self.model else ""
             advice = _lacking(self.extra, model)
@@ -271,7 +271,7 @@ class Header:
             )
 
     def turns(self) -> Turns | None:
-        """The turns of this run, from which every step's blocks follow; None where zeroblock has no such schedule."""
+        """The turns of this run, from which every step's blocks follow; None if zeroblock has no such schedule."""
         try:
             schedule = spec.build("schedule", self.method["schedule"])
         except ZeroBlockError:
@@ -282,7 +282,7 @@ class Header:
         """The optimizer of this run at step 0, from the file alone.
 
         Args:
-            model: with the base weights; its ``requires_grad`` flags become those of the run.
+            model: a model with the base weights; its ``requires_grad`` flags are set to those of the run.
             force: accept other base weights and a newer version of the package.
         """
         self.check_versions(force=force)
@@ -318,7 +318,7 @@ def _lacking(extra: dict[str, Any], model: nn.Module) -> str:
 
 
 def _rounded(extra: dict[str, Any]) -> str:
-    """Advice for a prefix whose start another machine has computed."""
+    """Advice for a prefix whose start was computed on another machine."""
     made = extra.get("adapter")
     if not isinstance(made, dict) or made.get("kind") != "prefix":
         return ""
@@ -361,7 +361,7 @@ def _is_method(data: dict[str, Any]) -> bool:
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether plain data is nested deeper than a header may be; level by level, so that no depth is too much."""
+    """Whether plain data is nested deeper than a header may be; checked level by level, without recursion."""
     level = [value]
     for _ in range(MAX_NESTING + 1):
         level = [
@@ -387,6 +387,6 @@ def _versions() -> dict[str, str]:
 
 
 def _release(version: str) -> tuple[float, ...]:
-    """Major and minor number, which decide; infinite where the text has none."""
+    """The major and minor numbers, which decide; infinite if the text has none."""
     match = re.match(r"(\d{1,9})\.(\d{1,9})", version)
     return (float(match[1]), float(match[2])) if match else (math.inf,)

@@ -44,8 +44,8 @@ def fingerprint(weights: nn.Module | str | Path) -> str:
 
     Args:
         weights: a model on any device, or a folder (or file) of safetensors, of which only the sampled bytes are
-            read.  The two agree for a folder that ``save_pretrained`` wrote in the model's dtype.  Of a model whose
-            weights are sharded every process has to ask.
+            read.  The two agree for a folder that ``save_pretrained`` wrote in the model's dtype.  If a model's
+            weights are sharded, every process has to call this.
 
     Returns:
         32 hexadecimal digits.
@@ -62,13 +62,13 @@ def fingerprint(weights: nn.Module | str | Path) -> str:
 
 
 def order(model: nn.Module) -> str:
-    """A hash of names and shapes in the order of ``named_parameters()``, which gives every weight its noise."""
+    """A hash of names and shapes in the order of ``named_parameters()``, which determines every weight's noise."""
     listed = [[name, *param.shape] for name, param in model.named_parameters()]
     return hashlib.blake2b(json.dumps(listed).encode(), digest_size=16).hexdigest()
 
 
 def sizes(weights: Weights) -> str:
-    """A hash of the sizes that follow from other tensors, and from numbers that are no weights, as LoRA's alpha."""
+    """A hash of the sizes computed from other tensors, and from numbers that are not weights, such as LoRA's alpha."""
     initial: dict[str, Any] = weights.initial
     listed = [[name, initial[name][0]] for name in sorted(weights.sizes)]
     return hashlib.blake2b(json.dumps(listed).encode(), digest_size=16).hexdigest()
@@ -77,7 +77,7 @@ def sizes(weights: Weights) -> str:
 def _sampled(leaf: Leaf) -> bytes:
     if leaf.nbytes <= PIECES * PIECE_BYTES:
         return leaf.pieces([0], leaf.nbytes)
-    last = (leaf.nbytes - PIECE_BYTES) // 8 * 8  # on an element of any dtype
+    last = (leaf.nbytes - PIECE_BYTES) // 8 * 8  # aligned to elements of any dtype
     return leaf.pieces([last * i // (PIECES - 1) // 8 * 8 for i in range(PIECES)], PIECE_BYTES)
 
 
@@ -89,7 +89,7 @@ def _of_module(model: nn.Module) -> Iterator[Leaf]:
 
 
 def _of_tensor(name: str, tensor: Tensor) -> Iterator[Leaf]:
-    """A tensor as one leaf; one that wraps others (quantised numbers and their scales) as the leaves of those."""
+    """A tensor as one leaf; one that wraps others (quantised numbers and their scales) as their leaves."""
     if hasattr(tensor, "__tensor_flatten__") and not is_spread(tensor):
         for part in tensor.__tensor_flatten__()[0]:
             yield from _of_tensor(f"{name}.{part}", getattr(tensor, part))

@@ -24,7 +24,7 @@ from .format import Contents
 from .header import MAX_STEPS, Header
 
 _bases: weakref.WeakKeyDictionary[nn.Module, dict[str, Tensor]] = weakref.WeakKeyDictionary()
-"""Of every model that a journal was loaded into: the tensors it moved, as they were, on the CPU."""
+"""For every model that a journal was loaded into, the original values of the tensors that it moved, on the CPU."""
 
 
 ABSOLUTE = re.compile(r"(?:file:|[A-Za-z]:)?[/\\]|~")
@@ -33,19 +33,19 @@ ABSOLUTE_WITHIN = re.compile(
     r"""(?:file:/+|~[\w.-]*[/\\]|[A-Za-z]:[/\\]|/(?!/)|\\\\?)"""  # the two slashes of https:// are no path
     r"""[^\s"'`,;)>\]}|]+"""
 )
-"""A path within a text: it ends at a space, so what follows a space in a folder's name remains."""
+"""A path within a text: it ends at a space, so the rest of a folder's name after a space remains."""
 
 
 def export(run: str | Path, out: str | Path, *, step: int | None = None) -> Path:
-    """Write one shareable file: the run's records and a card that says what they are.
+    """Write one shareable file: the run's records and a card that describes them.
 
-    The file says how many steps it holds, so that a part of it is not mistaken for the whole.  It names the base by
+    The file states its number of steps, so that a part of it is not mistaken for the whole.  It names the base by
     its hub id or by the last part of its path: no folder of this machine is in it.
 
     Args:
         run: a run's folder, or a journal.
         out: the file to write, usually ``NAME.zbj``; it must not exist.
-        step: records up to there; all by default.
+        step: export the records up to this step; all by default.
 
     Returns:
         The path of the file.
@@ -86,25 +86,25 @@ def load(
     progress: Progress | None = None,
     device: str = "auto",
 ) -> nn.Module | None:
-    """Bring a fine-tune into a model that holds its base weights, in place and bit for bit.
+    """Load a fine-tune into a model that holds its base weights, in place and bit for bit.
 
-    The tensors that move are kept on the CPU for ``unload``, which takes as much memory as they have.  Of a model whose
-    weights are sharded every process calls this, and moves its own shards.
+    The tensors that move are kept on the CPU for ``unload``, which takes as much memory as they do.  If a model's
+    weights are sharded, every process calls this and moves its own shards.
 
         zb.load(model, "tuned.zbj")         # into a model with the base weights
         zb.load(model, "ann/tuned")         # the same, from the hub
         model = zb.load("ann/tuned")        # with the base that the journal names
 
-    No code and no pickle is read, from the hub neither: a journal is numbers, and the base is read from safetensors
+    No code and no pickle is read, not even from the hub: a journal is numbers, and the base is read from safetensors
     or GGUF.
 
     Args:
-        model: with the base weights, on any device; or the journal, if zeroblock is to load its base.
+        model: a model with the base weights, on any device; or the journal, if zeroblock is to load its base.
         path: an exported file, a journal, a run's folder, or a repository ``user/name`` of the hub; all steps in it
-            are taken, where ``zeroblock replay`` and ``export`` take those up to the step that dev selects.
+            are taken, whereas ``zeroblock replay`` and ``export`` stop at the step that dev selects.
         force: accept other base weights, a newer version of the package, or a damaged last record.
         progress: called now and then with the fraction done.
-        device: of a base that zeroblock loads: auto, cpu, cuda or cuda:N.
+        device: the device of a base that zeroblock loads: auto, cpu, cuda or cuda:N.
 
     Returns:
         The model, if zeroblock loaded its base; else nothing.
@@ -132,7 +132,7 @@ def load(
 
 
 def _opened(place: str | Path, force: bool) -> Contents:
-    """Read a journal of this machine or of the hub, whole."""
+    """Read a whole journal from this machine or from the hub."""
     path = hub.find(place)
     contents = format.read(path)
     check_whole(contents, path, way="force=True", force=force)
@@ -140,7 +140,7 @@ def _opened(place: str | Path, force: bool) -> Contents:
 
 
 def _bring(model: nn.Module, contents: Contents, force: bool, progress: Progress | None) -> None:
-    """Take the steps of a journal in a model with its base weights; if anything fails, put these back."""
+    """Take the steps of a journal in a model with its base weights; restore these if anything fails."""
     if model in _bases:
         raise ZeroBlockError("a journal is loaded into this model already; zeroblock.unload(model) takes it out")
     Gathering(model)
@@ -177,7 +177,7 @@ def unload(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _put(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    Gathering(model)  # drops what forward passes have gathered of shards
+    Gathering(model)  # drops the weights that forward passes have gathered from shards
     params = dict(model.named_parameters())
     for name, value in weights.items():
         local(params[name]).copy_(value)
@@ -190,9 +190,9 @@ def check_whole(contents: Contents, place: str | Path, *, way: str, force: bool 
     or fewer records than the finished run's summary counts, means that the last weights cannot be rebuilt.
 
     Args:
-        contents: of the whole file.
+        contents: the contents of the whole file.
         place: the journal, or the run's folder, whose ``summary.json`` is read.
-        way: the option of this command that takes the steps before the loss; ``{steps}`` stands for their number.
+        way: the option for taking the steps before the lost ones; ``{steps}`` stands for their number.
         force: only warn.
     """
     steps = len(contents.records)
@@ -214,12 +214,12 @@ def check_whole(contents: Contents, place: str | Path, *, way: str, force: bool 
 
 
 def is_own(contents: Contents, place: str | Path) -> bool:
-    """Whether a journal is the one that a run writes in its folder, and not a file that was put beside it."""
+    """Whether a journal is the one that a run writes in its folder, and not another file in it."""
     return format.locate(place).name == "journal.zbj" and contents.header.steps is None
 
 
 def finished_steps(contents: Contents, place: str | Path) -> int:
-    """Steps that the summary of a finished run counts; 0 where there is none."""
+    """The number of steps in the summary of a finished run; 0 if there is none."""
     if not is_own(contents, place):
         return 0
     try:
@@ -230,7 +230,7 @@ def finished_steps(contents: Contents, place: str | Path) -> int:
 
 
 def public(header: Header) -> Header:
-    """A header without the folders of this machine, which may tell a person's name."""
+    """A header without the folders of this machine, which may contain a person's name."""
     return header.replace(
         model=public_name(header.model),
         task=_without_folders(header.task),
@@ -240,7 +240,7 @@ def public(header: Header) -> Header:
 
 
 def public_name(model: str) -> str:
-    """The hub id of a model where it has one, else the last part of its path.
+    """The hub id of a model if it has one, otherwise the last part of its path.
 
     >>> public_name("/home/ann/models/tuned/"), public_name("facebook/opt-125m")
     ('tuned', 'facebook/opt-125m')

@@ -27,9 +27,9 @@ KNOWN: dict[str, Registry] = {
     "rule": RULES,
 }
 PARTS: dict[Any, str] = {Schedule: "schedule", Subspace: "subspace", Rule: "rule"}
-"""Parts that hold another one name its protocol or base class: Adaptive has the schedule of its warm-up."""
+"""The kinds of parts that another part may hold, by protocol or base class: Adaptive holds a schedule."""
 MAX_DEPTH = 4
-"""Parts within parts."""
+"""The deepest nesting of parts within parts."""
 
 Spec = dict[str, Any]
 
@@ -37,7 +37,7 @@ Spec = dict[str, Any]
 def describe(kind: str, part: object) -> Spec | None:
     """A part as data; None for one that is not zeroblock's own, which a file cannot rebuild.
 
-    A field that its part got later is left out where it has its default, as in the journals that lack it.
+    A field that was added to its part later is left out if it has its default, as in journals from before.
     """
     if KNOWN[kind].classes().get(type(part).__name__) is not type(part):
         return None
@@ -58,7 +58,7 @@ def describe(kind: str, part: object) -> Spec | None:
 def build(kind: str, spec: object, depth: int = MAX_DEPTH) -> Any:
     """The part that data describes; every field must be present, known and of its type.
 
-    Only a field that its part got later (``metadata["later"]``) may be missing in an older journal: it has its default.
+    Only a field that was added later (``metadata["later"]``) may be missing, as in older journals: it gets its default.
     """
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
         raise ZeroBlockError(
@@ -109,12 +109,12 @@ def fits(value: object, hint: Any) -> bool:
     if isinstance(value, bool):
         return hint is bool
     if hint is float and isinstance(value, int):
-        return abs(value) < 1 << 1023  # beyond this it is no float
+        return abs(value) < 1 << 1023  # larger numbers are no floats
     return isinstance(value, hint)
 
 
 def describe_partition(partition: Partition | Sequence[Any], blocks: Sequence[Block]) -> Spec:
-    """A partition by name where it has one, else the blocks themselves."""
+    """A partition by name if it has one, otherwise the blocks themselves."""
     cut: object = partition
     options: dict[str, Any] = {}
     if isinstance(cut, functools.partial) and not cut.args:

@@ -28,7 +28,7 @@ class Journal:
     """A journal that a run appends to.
 
     It keeps the bytes of the file in memory, 28 per step of one probe: a file that is deleted or cut during the run is
-    written anew from them.
+    rewritten from them.
 
     >>> import tempfile, torch, zeroblock as zb
     >>> from zeroblock.journal import read
@@ -44,9 +44,9 @@ class Journal:
 
     header: Header
     records: Records
-    """Those that were in the file when it was opened."""
+    """The records that were in the file when it was opened."""
     note: str
-    """What the file ends with besides whole records, which the first append cuts off; empty if nothing."""
+    """A description of the bytes after the last whole record, which the first append cuts off; empty if none."""
 
     def __init__(
         self, path: Path, file: Path, handle: int, contents: Contents, data: bytes, fsync: float | None
@@ -57,10 +57,10 @@ class Journal:
         """The file behind the links that were there at the beginning; links that appear later are not followed."""
         self.header, self.records = contents.header, contents.records
         self.steps = len(contents.records)
-        """Records in the file."""
+        """The number of records in the file."""
         self._handle, self._layout = handle, contents.layout
         self._data = bytearray(data)
-        """What the file holds, byte for byte, before the unfinished write."""
+        """The bytes of the file up to an unfinished write."""
         self._torn = contents.torn
         """Bytes of an unfinished write that are still in the file."""
         self._preamble_bytes = len(data) - len(contents.records) * contents.layout.size
@@ -76,8 +76,8 @@ class Journal:
         The file appears under its name with a whole header or not at all.
 
         Args:
-            path: of the file.
-            header: of the run.
+            path: the path of the file.
+            header: the header of the run.
             fsync: seconds between flushes to the disk; 0 flushes every record, None leaves it to the system.
         """
         path = Path(path)
@@ -92,11 +92,11 @@ class Journal:
     def open(cls, path: str | Path, *, fsync: float | None = 1.0) -> Self:
         """Continue a journal: take the lock and check every record.
 
-        A write that a crash left unfinished is left out now and cut off by the first append, so that a journal that
-        turns out to be another run's stays as it is.
+        A write that a crash left unfinished is skipped now and cut off by the first append, so that a journal that
+        turns out to belong to another run is not changed.
 
         Args:
-            path: of the file, or the run's folder.
+            path: the path of the file, or the run's folder.
             fsync: as in ``create``.
         """
         path = locate(path)
@@ -128,7 +128,7 @@ class Journal:
     def append(self, record: Record) -> None:
         """Write the record of the next step; on a failure the file ends with the step before it."""
         if self._broken is not None:
-            raise self._broken  # the last records may be lost, and nothing must follow a hole
+            raise self._broken  # the last records may be lost, and nothing may follow a gap
         if self._handle < 0:
             raise ZeroBlockError(
                 f"the journal {str(self.path)!r} is closed, or was opened by another process: open it again"
@@ -144,7 +144,7 @@ class Journal:
                 self._torn = 0
             disk.write_all(self._handle, data)
         except OSError as error:
-            with contextlib.suppress(OSError):  # truncating takes no space; where it fails, opening cuts
+            with contextlib.suppress(OSError):  # truncating takes no space; if it fails, the next open cuts
                 os.ftruncate(self._handle, len(self._data))
             raise self._lost(error) from error
         self._data += data
@@ -153,7 +153,7 @@ class Journal:
             self.sync()
 
     def sync(self) -> None:
-        """Wait until everything is on the disk; a file that was deleted, replaced or cut is written anew."""
+        """Wait until everything is on the disk; a file that was deleted, replaced or cut is rewritten."""
         if self._handle < 0:
             return
         try:
@@ -168,7 +168,7 @@ class Journal:
         self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Sync, and let others write; a second call does nothing."""
+        """Sync, and release the lock; a second call does nothing."""
         if self._handle < 0:
             return
         try:
@@ -191,7 +191,7 @@ class Journal:
         self.close()
 
     def _keep(self) -> None:
-        """Notice that the file under this name is not the one that was written, and put it back from memory."""
+        """Check that the file under this name is the one that was written; otherwise restore it from memory."""
         mine = os.fstat(self._handle)
         try:
             there = os.lstat(self._file)
@@ -212,10 +212,10 @@ class Journal:
             )
 
     def _is_older_copy(self) -> bool:
-        """Whether the name holds a regular file with a whole header and nothing but what this run wrote."""
+        """Whether the name leads to a regular file with a whole header and only bytes that this run wrote."""
         try:
             handle = os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:  # a link, a socket, or a file of somebody else's
+        except OSError:  # a link, a socket, or another user's file
             return False
         try:
             there = os.fstat(handle)
@@ -244,7 +244,7 @@ class Journal:
         )
 
     def _rescued(self) -> ZeroBlockError:
-        """Save the journal beside the file that took its name, once; the error that says so."""
+        """Save the journal next to the file that took its name, once; return the error that reports it."""
         rescue = self._file.with_name(f"{self._file.stem}.rescued-{secrets.token_hex(4)}{self._file.suffix}")
         disk.write(rescue, bytes(self._data))
         self._replaced = ZeroBlockError(
@@ -265,7 +265,7 @@ _open_journals: weakref.WeakSet[Journal] = weakref.WeakSet()
 
 
 def _forget_after_fork() -> None:
-    """A forked process has no business with its parent's journals, and must not keep their locks alive."""
+    """Close the parent's journals in a forked process, which must not write to them or keep their locks alive."""
     for journal in list(_open_journals):
         if journal._handle >= 0:
             os.close(journal._handle)

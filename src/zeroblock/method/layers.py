@@ -50,7 +50,7 @@ def adalezo(
         p = (1 - floor)·softmax((z̄ / max z̄) / temperature) + floor/N        k = ⌊keep·N⌋ draws with replacement
         θ_j ← θ_j - lr·(draws of j)·min(limit, 1/(k·p_j))·c·z_j
 
-    The reward z̄_j of a layer is the moving average of |c| over the steps that it took part in.  The values are those of
-    a public implementation, whose scaling by layer (``layer_momentum``, off by default) is left out.
+    The reward z̄_j of a layer is the moving average of |c| over the steps that it took part in.  The defaults are
+    those of a public implementation, whose scaling by layer (``layer_momentum``, off by default) is left out.
     """
     return mezo_bcd(model, lr, eps, schedule=Bandit(keep, temperature, decay, floor, limit), **options)

@@ -47,7 +47,7 @@ def fzoo(
 
     A step moves every weight by about lr/√n, whatever the scale of the loss.  The paper's equation has another factor
     1/ε, which its code leaves out.  ``as_published`` takes σ² over n, as that code does.  (The code also has a variant
-    that reuses the losses of the last step, which is not here.)
+    that reuses the losses of the last step, which is left out.)
     """
     options = {"distribution": Distribution.RADEMACHER, **options}
     estimator = Standardized(distance(eps, lr), probes, population=as_published)
@@ -131,9 +131,9 @@ def adamezo(
 
         m = Σᵢ β₁ⁱ g₋ᵢ / Σᵢ β₁ⁱ,  v = Σᵢ β₂ⁱ g₋ᵢ² / Σᵢ β₂ⁱ,  θ ← θ - lr · m / (√v + 1e-8),    g₋ᵢ = c₋ᵢ·z₋ᵢ
 
-    It keeps no moments: ``window`` numbers per tensor, and ``window`` draws of the block's noise per step.
+    It keeps ``window`` numbers per tensor instead of moments, and draws the block's noise ``window`` times per step.
     ``as_published`` takes MeZO's steps until the window is full and then 100·Σβ₁ⁱg₋ᵢ/(√Σβ₂ⁱg₋ᵢ² + 1e-5), as its code
-    does; the paper's equation is Adam's without bias correction.  With blocks the window is of the block's own visits.
+    does; the paper's equation is Adam's without bias correction.  With blocks, the window covers a block's own visits.
     """
     if as_published and lr is None:
         raise ZeroBlockError("adamezo as published takes steps of two sizes, a hundred apart: give lr")
@@ -159,8 +159,8 @@ def mezo_svrg(
         first step of a turn:   θ̃ = θ,  g̃ = ĝ(θ̃; large batch, z̃),    θ ← θ - lr·boost·g̃
         later steps:            θ ← θ - lr · [ĝ(θ; batch, z) - ĝ(θ̃; batch, z) + g̃],    ĝ: two-sided estimate along z
 
-    A turn is ``interval`` steps, so with blocks the anchor is of one block.  It is a copy of the active block: as many
-    bytes as its weights.  Give the large batch as ``optimizer.step(closure, anchor=closure)``; ``zeroblock train``
+    A turn is ``interval`` steps, so with blocks the anchor is a copy of the active block, with as many bytes as its
+    weights.  Give the large batch as ``optimizer.step(closure, anchor=closure)``; ``zeroblock train``
     joins ``batches`` batches.  The published code copies the list of tensors and not the tensors, so that its anchor
     is always the current θ, and draws another z there; this is not reproduced.
     """

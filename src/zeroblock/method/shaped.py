@@ -24,7 +24,7 @@ MUON = "Lang et al. 2026, Powering Up Zeroth-Order Training via Subspace Gradien
 SUBZERO = "Yu et al. 2024, Zeroth-Order Fine-Tuning of LLMs in Random Subspaces"
 
 IN_PLACE: dict[str, Any] = {"restore": "subtract", "rounding": Rounding.NEAREST}
-"""How the published codes of these methods treat the weights: perturbed in place, rounded to nearest."""
+"""The published codes of these methods perturb the weights in place and round to nearest."""
 
 
 @method(HIZOO)
@@ -45,10 +45,10 @@ def hizoo(
         c = (L(θ + εz/√h) - L(θ - εz/√h)) / 2ε        κ = (L(θ + εz/√h) + L(θ - εz/√h) - 2·L(θ)) / ε²
         h ← (1 - α)·h + α·|½κ|·h·z²                   θ ← θ - lr·c·z/√h
 
-    α = 1e-8 is the authors' for OPT; with curvatures of some tens it leaves h near 1 for thousands of steps.
+    α = 1e-8 is the authors' value for OPT; with curvatures in the tens it leaves h near 1 for thousands of steps.
     ``reset=True`` with ``partition=zb.layers`` and an ``interval`` keeps the state of one block at a time.
     ``as_published`` follows the authors' code, whose scale σ of the directions (√σ·z) is moved by α towards
-    |½κ|·z²/σ: it grows with the curvature, where the paper's shrinks.
+    |½κ|·z²/σ: it grows with the curvature, while the paper's shrinks.
     """
     if as_published:
         options = {**IN_PLACE, **options}
@@ -99,7 +99,7 @@ def subzero(
 ) -> ZeroOrder:
     """Draw directions U z Vᵀ with z of r×r between orthonormal frames that are held for ``interval`` steps.
 
-    The paper has no factor on U z Vᵀ; the authors' code multiplies by √(m·n)/r, and its learning rates belong to
+    The paper has no factor on U z Vᵀ; the authors' code multiplies by √(m·n)/r, and its learning rates assume
     that, so it is the default here (``scaled``).  ``as_published`` restores by subtraction and rounds to nearest.
     """
     if as_published:
@@ -126,9 +126,9 @@ def zo_muon(
 
         c_k = (L(θ + εU z_k) - L(θ)) / ε        G = mean of c_k·z_k        θ ← θ - lr·U msign(G)
 
-    msign is Newton-Schulz of five iterations, whose steps have a size of their own: lr is 0.01 unless you give one.
-    Vectors take a plain step with lr·``vectors``; the authors' code
-    fixes theirs at 1e-7 for every lr.  ``as_published`` restores by subtraction and rounds to nearest.
+    msign is five Newton-Schulz iterations, which fix the size of a step: lr is 0.01 unless you give one.  Vectors take
+    a plain step with lr·``vectors``; the authors' code uses 1e-7 for them, whatever lr is.
+    ``as_published`` restores by subtraction and rounds to nearest.
     """
     lr = 1e-2 if lr is None else lr
     if as_published:

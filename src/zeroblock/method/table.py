@@ -37,16 +37,16 @@ def method(citation: str) -> Callable[[Method], Method]:
 
 
 def distance(eps: float | None, lr: float | None) -> float:
-    """How far from θ to measure: eps; without it as far as the papers do, or without lr a share of the weights."""
+    """The distance from θ at which to measure: eps, else the papers' value, or without lr a share of the weights."""
     if eps is not None:
         return eps
     return budget.EPS if lr is None else EPS
 
 
 def measured(estimator: Estimator | None, eps: float | None, probes: int, lr: float | None = 0.0) -> Estimator:
-    """The estimator that was given, or central differences; one that is given brings its own eps and probes.
+    """The given estimator, which brings its own eps and probes, or else central differences.
 
-    Without eps it is that of the papers, or without lr a share of the weights.
+    Without eps, these measure at :func:`distance`.
     """
     if estimator is None:
         return TwoSided(distance(eps, lr), probes)
@@ -56,7 +56,7 @@ def measured(estimator: Estimator | None, eps: float | None, probes: int, lr: fl
 
 
 def get(name: str) -> Method:
-    """The method of a name; an unknown name gets the nearest one suggested."""
+    """The method with a name; the error for an unknown name suggests the nearest one."""
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     return METHODS[name]
@@ -80,7 +80,7 @@ def describe(factory: Method) -> dict[str, Any]:
 
 @functools.cache
 def own_lr(name: str) -> float | None:
-    """The learning rate that a method brings along; None where its steps find their own, in units of the weights."""
+    """The learning rate that a method brings along; None if its steps are sized in units of the weights."""
     built = METHODS[name](specimen()) if name in METHODS else None
     return None if built is None or built.subspace.relative else float(built.lr)
 

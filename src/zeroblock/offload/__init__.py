@@ -1,8 +1,8 @@
-"""Models larger than the device: weights rest on the host or on a disk, and come layer by layer.
+"""Models larger than the device: weights rest on the host or on a disk, and reach the device layer by layer.
 
-``shelf`` is what the step and the engine see of it.  ``streamed`` copies layers to a GPU ahead of their use, by way
-of ``lane``; ``mapped`` uses them where they are, in a file, on the CPU.  ``region`` is the memory in which they rest,
-``layout`` the order of their bytes.  ``memory`` divides a given amount, ``placing`` puts a model on its shelf.
+``shelf`` is the interface that the step and the engine see.  ``streamed`` copies layers to a GPU ahead of their use,
+through ``lane``; ``mapped`` uses them in place, in a file, on the CPU.  ``region`` is the memory in which they rest,
+``layout`` the order of their bytes.  ``memory`` divides the given memory, ``placing`` puts a model on its shelf.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The way between host and device: copies on streams of their own, ordered with the kernels by events.
+"""Copies between host and device, on separate streams, ordered with the kernels by events.
 
     incoming   ──copy 3──┐ ──copy 4──┐
     compute      layer 2 └─► layer 3 └─► layer 4      a layer waits for its copy, a copy for its buffer
     outgoing               └─► block back to the host
 
 Nothing is allocated per step, and the host waits only for weights that have to be back before it reads them.
-On the CPU, where tests rehearse this, every copy is done at once.
+On the CPU, where tests exercise this, every copy completes immediately.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from .layout import Span
 
 STAGES = 2
-"""Pinned buffers through which weights pass that cannot be pinned where they rest."""
+"""The number of pinned buffers for weights that cannot be pinned where they rest."""
 
 
 class _Done:
@@ -42,20 +42,20 @@ class Buffer:
 
     Args:
         flat: (bytes,) uint8 on the device.
-        event: makes an event.
+        event: a function that makes an event.
     """
 
     def __init__(self, flat: Tensor, event: Any) -> None:
         self.flat = flat
         self.layer: int | None = None
-        """The layer whose weights it holds, or will hold when ``ready`` has happened."""
+        """The layer whose weights it holds, or will hold when ``ready`` has fired."""
         self.versions: tuple[int, ...] = ()
-        """Of that layer when it was copied; empty where it is not copied whole."""
+        """The versions of that layer when it was copied; empty if it was not copied whole."""
         self.busy = False
-        """Whether the layer is running, or is lifted: the buffer must not be given to another one."""
+        """Whether the layer is running or lifted, so that no other layer may take the buffer."""
         self.ready, self.free = event(), event()
         self.coming: Future[None] | None = None
-        """The copy, where a thread makes it."""
+        """The copy under way, if a thread makes it."""
         self.views: dict[int, list[Tensor]] = {}
         """The tensors of a layer in this buffer, by its number."""
 
@@ -64,7 +64,7 @@ class Lane:
     """Copies between the memory where weights rest and buffers on a device.
 
     Args:
-        device: of the buffers.
+        device: the device of the buffers.
         size: bytes of a buffer.
         pinned: whether the device can read the memory where weights rest.
     """
@@ -86,15 +86,14 @@ class Lane:
         """Bytes copied so far, to the device and back."""
 
     def buffer(self) -> Buffer:
-        """Another buffer."""
+        """Make another buffer."""
         buffer = Buffer(torch.empty(self.size, dtype=torch.uint8, device=self.device), self.event)
         self.leave(buffer)  # kernels that used this memory before may still run
         return buffer
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
-        """A context in which nothing is copied, to measure what the kernels alone take; the weights are not the right
-        ones."""
+        """A context in which nothing is copied, to time the kernels alone; the weights are wrong in it."""
         self._still = True
         try:
             yield
@@ -102,12 +101,12 @@ class Lane:
             self._still = False
 
     def bring(self, buffer: Buffer, source: Tensor, spans: Sequence[Span], after: Any) -> None:
-        """Begin to copy into a buffer, once its last layer has run and been copied back.
+        """Start to copy into a buffer, once its last layer has run and been copied back.
 
         Args:
-            buffer: whose ``ready`` tells when it is done.
+            buffer: the destination; its ``ready`` event fires when the copy is done.
             source: (bytes,) the layer at rest.
-            spans: which of its bytes.
+            spans: the bytes to copy.
             after: the event after which the layer at rest is whole.
         """
         if self._still:
@@ -130,21 +129,21 @@ class Lane:
 
     @torch.no_grad()
     def _through(self, buffer: Buffer, source: Tensor, spans: Sequence[Span], turn: int) -> None:
-        """The same by way of a pinned buffer, in a thread; the main thread wrote the layer before it asked for this."""
+        """The same through a pinned buffer, in a thread; the main thread wrote the layer before it submitted this."""
         stage, sent = self._stages[turn]
         with torch.cuda.device(self.device):
-            sent.synchronize()  # its last copy has left
+            sent.synchronize()  # its last copy is done
             for start, stop in spans:
                 stage[start:stop].copy_(source[start:stop])
             self._copy_in(buffer, stage, spans, sent)
             sent.record(self._incoming)
 
     def arrive(self, buffer: Buffer) -> None:
-        """Have the kernels that follow wait until a buffer is filled."""
+        """Make the kernels that follow wait until a buffer is filled."""
         if buffer.coming is not None:
             try:
                 buffer.coming.result()
-            except BaseException:  # Ctrl-C leaves the copy under way; one that failed is not there
+            except BaseException:  # after Ctrl-C the copy continues; a failed one left nothing
                 if buffer.coming.done():
                     buffer.coming, buffer.versions = None, ()
                 raise
@@ -153,18 +152,18 @@ class Lane:
             torch.cuda.current_stream(self.device).wait_event(buffer.ready)
 
     def leave(self, buffer: Buffer) -> None:
-        """Note that all kernels that read a buffer have been launched."""
+        """Record that all kernels that read a buffer have been launched."""
         if self.cuda:
             buffer.free.record(torch.cuda.current_stream(self.device))
 
     def put_back(self, buffer: Buffer, target: Tensor, spans: Sequence[Span], written: Any) -> None:
-        """Begin to copy from a buffer that was left to where the layer rests.
+        """Start to copy from a buffer, after ``leave``, to the place where the layer rests.
 
         Args:
-            buffer: whose ``free`` will tell when it may be filled again.
+            buffer: the source; its ``free`` event fires when it may be filled again.
             target: (bytes,) the layer at rest.
-            spans: which of its bytes.
-            written: tells when it is done.
+            spans: the bytes to copy.
+            written: the event that fires when the copy is done.
         """
         if self._still:
             return
@@ -194,12 +193,12 @@ class Lane:
         return self._stages[STAGES][0]
 
     def finish(self) -> None:
-        """Wait until everything that was put back is there."""
+        """Wait for all copies back to the host."""
         if self.cuda:
             self._outgoing.synchronize()
 
     def close(self) -> None:
-        """Wait for all copies, so that the buffers may go."""
+        """Wait for all copies, so that the buffers can be freed."""
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
@@ -208,7 +207,7 @@ class Lane:
             self._outgoing.synchronize()
 
     def __del__(self) -> None:
-        if hasattr(self, "_outgoing"):  # memory that is freed under way would be given to others
+        if hasattr(self, "_outgoing"):  # memory that is freed during a copy would be reused
             self.close()
 
 

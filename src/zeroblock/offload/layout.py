@@ -1,4 +1,4 @@
-"""How the tensors of a layer lie in one flat buffer, so that the layer moves in one copy."""
+"""The layout of a layer's tensors in one flat buffer, so that the layer moves in one copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Span = tuple[int, int]
 
 
 class Slot(NamedTuple):
-    """Where a tensor lies."""
+    """The place of a tensor in a buffer."""
 
     start: int
     nbytes: int
@@ -34,8 +34,8 @@ class Layout:
     """The places of some tensors, one after another.
 
     Args:
-        tensors: of any dtypes; one that does not fill its memory becomes contiguous.
-        dtype: that parameters are converted to; by default they stay as they are.
+        tensors: tensors of any dtypes; one that does not fill its memory becomes contiguous.
+        dtype: the dtype that parameters are converted to; by default they stay as they are.
     """
 
     def __init__(self, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> None:
@@ -49,7 +49,7 @@ class Layout:
             self.slots.append(Slot(at, nbytes, kind, tensor.shape, stride))
             at += _rounded(nbytes, ALIGN_BYTES)
         self.nbytes = _rounded(at, PAGE_BYTES)
-        """Bytes of all of them."""
+        """Bytes of all tensors."""
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """The tensors in a buffer.
@@ -64,7 +64,7 @@ class Layout:
         return views
 
     def spans(self, wanted: Collection[int]) -> list[Span]:
-        """The bytes of some of the tensors, neighbours joined."""
+        """The bytes of some of the tensors, with neighbours joined."""
         spans: list[Span] = []
         for i, slot in enumerate(self.slots):
             if i not in wanted or not slot.nbytes:

@@ -1,4 +1,4 @@
-"""Weights that are used where they rest, in a file that the system reads and writes as memory allows."""
+"""Weights that are used in place, in a file that the system reads and writes as memory allows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .shelf import Layer, Shelf, watch
 class Mapped(Shelf):
     """A model on the CPU whose weights are a mapped file: larger than memory, if need be.
 
-    A step writes to the mapping, and the system to the file.  The next layer is read ahead.  The memory of
-    layers that are not to stay is given back when they have run: left to itself, the system would drop
-    the pages that were used longest ago, which are the ones that the next pass begins with.
+    A step writes to the mapping, and the system writes to the file.  The next layer is read ahead.  Layers that
+    need not stay return their memory after they have run: otherwise the system would drop the least recently
+    used pages, which are the first that the next pass needs.
 
     Args:
-        layers: in the order in which they run, at rest in the region.
-        region: a file.
-        kept: the first so many layers stay in memory.
+        layers: the layers in the order in which they run, at rest in the region.
+        region: the file.
+        kept: the number of layers, from the first, that stay in memory.
     """
 
     def __init__(self, layers: Sequence[Layer], region: Region, kept: int) -> None:

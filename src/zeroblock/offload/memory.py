@@ -1,9 +1,9 @@
-"""How a given amount of memory is divided: what stays, what is streamed, and how long rows may be.
+"""The division of a given memory: the layers that stay, the layers that are streamed, and the length of rows.
 
     memory = outside the layers + perturbed copies + activations of a row + buffers of one layer each
 
-Copies are of one layer on one side of the weights at a time.  Long rows come first, for every row streams the
-layers once more.  What is left after the buffers that streaming needs goes to more of them, whose layers stay.
+Copies are of one layer on one side of the weights at a time.  Long rows have priority, because every row streams
+the layers once more.  The rest, after the buffers that streaming needs, becomes more buffers, whose layers stay.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from .streamed import MIN_BUFFERS
 MIN_ROW_TOKENS = 256
 """Rows are not made shorter than this; a single example may be longer."""
 MAX_ROW_TOKENS = 4096
-"""Rows are not made longer than this unless somebody asks: the length that a GPU gets by default."""
+"""Rows are not made longer than this unless the caller asks: the default length on a GPU."""
 SPARE = 0.04
-"""Share of the memory that libraries and fragments of memory may take."""
+"""The share of the memory that is left to libraries and to fragmentation."""
 POINTS = 2
 """Rows in a pass: both sides of a direction."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """What a memory is used for, in bytes.
+    """The use of a memory, in bytes.
 
     Args:
-        memory: all of it.
-        layers: how many the model has.
-        layer: bytes of the largest one.
+        memory: bytes of the whole memory.
+        layers: the number of layers of the model.
+        layer: bytes of the largest layer.
         outside: bytes outside the layers, which stay.
         copies: bytes of perturbed copies.
         kept: bytes that the rule keeps from step to step.
         row: bytes that the activations of the longest row take.
-        tokens: of the longest row.
-        buffers: layers on the device at a time.
+        tokens: tokens of the longest row.
+        buffers: the number of layers on the device at a time.
     """
 
     memory: int
@@ -59,17 +59,17 @@ class Division:
 
     @property
     def stay(self) -> int:
-        """How many layers stay from pass to pass."""
+        """The number of layers that stay from pass to pass."""
         return self.layers if self.buffers >= self.layers else max(0, self.buffers - MIN_BUFFERS - 1)
 
     @property
     def used(self) -> int:
-        """Bytes of everything."""
+        """Bytes of all parts together."""
         return self.outside + self.copies + self.kept + self.row + self.buffers * self.layer
 
     @property
     def pass_tokens(self) -> int | None:
-        """Most tokens in the rows of one pass, all points together; None where nobody gave a memory."""
+        """The most tokens in the rows of one pass, all points together; None if no memory was given."""
         spare = int(self.memory * (1 - SPARE)) - self.used
         return None if spare < 0 or not self.row else POINTS * self.tokens * (self.row + spare) // self.row
 
@@ -100,15 +100,15 @@ def divide(
     """Divide a memory for a model.
 
     Args:
-        model: may be on the meta device.
+        model: the model, possibly on the meta device.
         memory: bytes.
-        dtype: of the weights in the run, where the model has another one.
+        dtype: the dtype of the weights in the run, if the model has another one.
         lifted: layers that stay for a step because it moves them.
         kept: bytes that the rule keeps from step to step.
-        tokens: of the longest row that is wanted; 4,096 by default.
+        tokens: tokens of the longest row that is wanted; 4,096 by default.
 
     Raises:
-        ZeroBlockError: if it is too small, with the least that is enough.
+        ZeroBlockError: if the memory is too small; the message names the least that is enough.
     """
     longest = tokens or MAX_ROW_TOKENS
     shortest = min(longest, MIN_ROW_TOKENS)
@@ -132,16 +132,16 @@ def divide(
 def least_division(
     model: nn.Module, tokens: int, *, dtype: torch.dtype | None = None, lifted: int = 1, kept: int = 0
 ) -> Division:
-    """What streaming takes when no layer stays; see :func:`divide`.
+    """The memory that streaming takes when no layer stays; see :func:`divide`.
 
     Args:
-        tokens: of the longest row.
+        tokens: tokens of the longest row.
     """
     layers, others = layers_of(model, dtype)
     if not layers:
         raise ZeroBlockError(f"{type(model).__name__} has no list of layers that could be streamed: leave out offload")
     layer, size = max(one.layout.nbytes for one in layers), _itemsize(model, dtype)
-    expanded = max(sum(map(elements, one.tensors)) for one in layers) * size  # integers become numbers
+    expanded = max(sum(map(elements, one.tensors)) for one in layers) * size  # integers are expanded to numbers
     copies = max([expanded, *(slot.nbytes for slot in others.layout.slots)])
     buffers = min(MIN_BUFFERS + lifted, len(layers))
     row = _row(model, tokens, size)
@@ -156,7 +156,7 @@ def _itemsize(model: nn.Module, dtype: torch.dtype | None) -> int:
 
 
 def _row(model: nn.Module, tokens: int, size: int) -> int:
-    """Bytes that a layer computes from a row of so many tokens at both points, and the logits of an eighth of them."""
+    """Bytes of a layer's activations for a row at both points, or of the logits of an eighth of its tokens if more."""
     config: Any = getattr(model, "config", None)
     if config is None:
         return 0

@@ -1,4 +1,4 @@
-"""Putting a model's weights on a shelf: which models can be, and how."""
+"""Put a model's weights on a shelf, or refuse a model whose weights cannot be streamed."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ def shelve(
     folder: str | Path = ".",
     dtype: torch.dtype | None = None,
 ) -> Shelf:
-    """Let a model's weights rest in memory of the host or on a disk, and come to the device layer by layer.
+    """Keep a model's weights in memory of the host or on a disk, and bring them to the device layer by layer.
 
-    Call it on a loaded model, before the engine and the optimizer are built on it; losses and weights are the same to
-    the bit as with weights that rest on the device.
+    Call it on a loaded model, before you build the engine and the optimizer; losses and weights are the same to the bit
+    as with weights that stay on the device.
 
     >>> shelf = shelve(model, "host", device="cuda", memory="8GB")  # doctest: +SKIP
     >>> engine, optimizer = zb.Engine(model), zb.mezo_bcd(model, lr=1e-6)  # doctest: +SKIP
 
     Args:
-        model: with layers in a ``ModuleList``; its weights are anywhere, as memory mapped from safetensors at best. The
-            files they came from are only read.
-        to: ``"host"``: pinned memory. ``"disk"``: a file of the run's own, which is gone when the process ends.
-        device: where the model computes; the GPU by default, if there is one.
-        memory: of the device, for weights, copies and rows: "8GB", bytes, or how it is divided. By default only the
-            layers that are needed next are on the device.
-        folder: where the file goes.
-        dtype: that weights are converted to on their way, tensor by tensor; by default they stay as they are, as
-            they do if the model has this dtype already, where some (an adapter's) were meant to have another one.
+        model: a model with layers in a ``ModuleList``; its weights may be anywhere, at best memory-mapped from
+            safetensors. Their files are only read.
+        to: ``"host"``: pinned memory. ``"disk"``: a file of the run, which disappears when the process ends.
+        device: the device that the model computes on; the GPU by default, if there is one.
+        memory: the memory of the device for weights, copies and rows: "8GB", bytes, or a ``Division``. By default
+            only the layers that are needed next are on the device.
+        folder: the folder of the file.
+        dtype: the dtype to convert weights to on their way, tensor by tensor. They stay as they are by default, and if
+            the model has this dtype already: some (an adapter's) may be meant to have another one.
     """
     if to not in PLACES:
         raise unknown("place for weights:", to, PLACES)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if target.type == "cuda" and target.index is None:
-        target = torch.device("cuda", torch.cuda.current_device())  # as tensors name it
+        target = torch.device("cuda", torch.cuda.current_device())  # as tensors report it
     _unhook(model)
     _check(model)
     if isinstance(memory, str):
@@ -98,13 +98,13 @@ def shelve(
 
 
 def _kept(layers: Sequence[Layer], others: Layer, memory: int | Division | None) -> int:
-    """How many layers stay in memory on the CPU: all, if no memory is given."""
+    """The number of layers that stay in memory on the CPU; all if no memory is given."""
     if memory is None:
         return len(layers)
     if isinstance(memory, Division):
         return memory.stay
     layer = max(one.layout.nbytes for one in layers)
-    return max(0, (memory - others.layout.nbytes) // layer - 2 * MIN_BUFFERS)  # copies, and the layers on their way
+    return max(0, (memory - others.layout.nbytes) // layer - 2 * MIN_BUFFERS)  # copies, and layers in transit
 
 
 def unshelve(model: nn.Module) -> None:
@@ -139,7 +139,7 @@ def _check(model: nn.Module) -> None:
 
 
 def _conversion(model: nn.Module, dtype: torch.dtype | None) -> torch.dtype | None:
-    """The dtype that all weights of a model are to be converted to; None where there is nothing to convert."""
+    """The dtype that all weights of a model are to be converted to; None if there is nothing to convert."""
     loaded = next((param.dtype for param in model.parameters() if param.dtype in CONVERTED), dtype)
     if loaded == dtype:
         return None
@@ -152,9 +152,9 @@ def _conversion(model: nn.Module, dtype: torch.dtype | None) -> torch.dtype | No
 
 
 def _unhook(model: nn.Module) -> None:
-    """Take off the hooks with which Accelerate streams weights: its places on host and disk are read, then dropped.
+    """Remove the hooks with which Accelerate streams weights, after reading its weights from host and disk.
 
-    Its hooks copy every tensor anew at every call, know nothing of steps, and keep weights on the meta device.
+    Those hooks copy every tensor again at every call, do not know about steps, and keep weights on the meta device.
     """
     if not any(hasattr(module, "_hf_hook") for module in model.modules()):
         return

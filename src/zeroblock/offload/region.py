@@ -1,4 +1,4 @@
-"""The memory in which weights rest: pinned memory of the host, or a file that belongs to the run alone."""
+"""The memory in which weights rest: pinned memory of the host, or a private file of the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Region:
     """One mapping of bytes.
 
     Args:
-        mapping: anonymous, or of a file.
+        mapping: an anonymous mapping, or a mapping of a file.
     """
 
     def __init__(self, mapping: mmap.mmap) -> None:
@@ -31,13 +31,13 @@ class Region:
         self.flat: Tensor = torch.frombuffer(mapping, dtype=torch.uint8)
         """All of its bytes."""
         self.pinned = False
-        """Whether a GPU can read it without help of the host."""
+        """Whether a GPU can read it without the host's help."""
 
     @classmethod
     def memory(cls, nbytes: int) -> Region:
         """Memory of the host.
 
-        It is private, for Linux makes huge pages of private memory alone: 512 times fewer to touch and to pin.
+        It is private, because Linux makes huge pages only of private memory: 512 times fewer to touch and to pin.
         """
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
         try:
@@ -52,11 +52,11 @@ class Region:
 
     @classmethod
     def file(cls, nbytes: int, folder: str | Path) -> Region:
-        """A file without a name in a folder: nobody else can open it, and it is gone when this process ends or dies.
+        """An unnamed file in a folder: no one else can open it, and it disappears when this process ends or dies.
 
         Args:
-            nbytes: its size.
-            folder: on the disk that is to hold it; the nearest folder above it that exists.
+            nbytes: the size of the file.
+            folder: a folder on the disk to use; if it does not exist, the nearest folder above it that does.
         """
         place = Path(folder).expanduser().resolve()
         while not place.is_dir():
@@ -65,7 +65,7 @@ class Region:
         try:
             with tempfile.TemporaryFile(dir=place, prefix=".zeroblock-weights-") as file:
                 if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk shows now, and not as a bus error
+                    os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk fails here, not with a bus error later
                 else:
                     os.ftruncate(file.fileno(), nbytes)
                 return cls(mmap.mmap(file.fileno(), nbytes))
@@ -76,12 +76,12 @@ class Region:
             ) from error
 
     def pin(self, spans: Iterable[Span], device: torch.device) -> bool:
-        """Let a GPU read these parts without help of the host; False where the system refuses.
+        """Let a GPU read these parts without the host's help; False if the system refuses.
 
-        torch's own pinned memory would take the next power of two for every layer.
+        torch's own pinned memory would round every layer up to a power of two.
 
         Args:
-            spans: the parts, no page of which belongs to two.
+            spans: the parts, which share no page.
             device: the GPU.
         """
         cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -91,22 +91,22 @@ class Region:
             if int(cudart.cudaHostRegister(address, stop - start, 0)):
                 for known in done:
                     cudart.cudaHostUnregister(known)
-                with contextlib.suppress(RuntimeError):  # CUDA reports the refusal once more, to whoever comes next
+                with contextlib.suppress(RuntimeError):  # the next call of CUDA reports the refusal once more
                     torch.zeros(1, device=device)
                 return False
             done.append(address)
-        # else a fork may give us new pages, and the GPU keeps the old
+        # otherwise a fork may give us new pages, while the GPU keeps the old ones
         self._advise("MADV_DONTFORK", (0, len(self.flat)))
-        weakref.finalize(self, _unpin, self.flat, done, device).atexit = False  # it keeps the memory until then
+        weakref.finalize(self, _unpin, self.flat, done, device).atexit = False  # keeps the memory alive until it runs
         self.pinned = True
         return True
 
     def soon(self, span: Span) -> None:
-        """Have the system read a part ahead."""
+        """Ask the system to read a part ahead."""
         self._advise("MADV_WILLNEED", span)
 
     def drop(self, span: Span) -> None:
-        """Let the system have the memory of a part back; a part of a file is kept there."""
+        """Return the memory of a part to the system; a part of a file stays in the file."""
         self._advise("MADV_DONTNEED", span)
 
     def _advise(self, name: str, span: Span) -> None:
@@ -117,7 +117,7 @@ class Region:
 
 
 def _unpin(flat: Tensor, addresses: list[int], device: torch.device) -> None:
-    torch.cuda.synchronize(device)  # garbage may be collected before the copies have ended that were begun ahead
+    torch.cuda.synchronize(device)  # copies that were started ahead may still run when garbage is collected
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     for address in addresses:
         cudart.cudaHostUnregister(address)

@@ -1,8 +1,8 @@
-"""Where the weights of a model rest, as the step and the engine see it.
+"""The shelf, on which the weights of a model rest, as the step and the engine see it.
 
-A model's parameters are always the same objects and always hold the right values: at rest those of the
-shelf, on the host; while their layer runs, or while a step moves them, a copy on the device.  So whatever
-reads a model between two steps (evaluation, snapshots, exports) needs to know nothing of this.
+A model's parameters are always the same objects and always hold the right values: at rest the shelf's, on the
+host; while their layer runs, or while a step moves them, a copy on the device.  So code that reads a model
+between two steps (evaluation, snapshots, exports) need not know about shelves.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ GRADIENTS = (
 
 
 class Shelf:
-    """A model whose weights rest where they are used: the shelf of every model that has no other one.
+    """A shelf whose weights rest where they are used: the default of every model, and the base of other shelves.
 
     Args:
-        device: where the model computes; None where its parameters say so.
+        device: the device that the model computes on; by default each parameter's.
     """
 
     streams = False
@@ -41,20 +41,20 @@ class Shelf:
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device
         self.tokens: int | None = None
-        """Of the longest row, where a memory of the device is given."""
+        """Tokens of the longest row, if the memory of the device is given."""
         self.pass_tokens: int | None = None
-        """Of the rows of one pass, all points together, where a memory of the device is given."""
+        """Tokens of the rows of one pass, all points together, if the memory of the device is given."""
 
     def place(self, param: Tensor) -> torch.device:
-        """Where a parameter is while it is used."""
+        """The device of a parameter while it is used."""
         return param.device
 
     def value(self, param: Tensor) -> Tensor:
-        """The values of a parameter where it is used."""
+        """The values of a parameter, on the device where it is used."""
         return param
 
     def lifts(self, members: Sequence[Member]) -> bool:
-        """Whether a block fits on the device for the whole of a step."""
+        """Whether a block fits on the device during a whole step."""
         return True
 
     def lifted(self, members: Sequence[Member]) -> contextlib.AbstractContextManager[None]:
@@ -62,11 +62,11 @@ class Shelf:
         return contextlib.nullcontext()
 
     def visits(self, members: Sequence[Member], folds: bool = False) -> Iterator[Sequence[Member]]:
-        """The tensors of a block to be moved, those of one layer after another while they are on the device.
+        """The tensors of a block to be moved, layer by layer, while they are on the device.
 
         Args:
-            members: of the block.
-            folds: whether steps that are held beside their tensors are written to these, too.
+            members: the tensors of the block.
+            folds: whether held steps are written to their tensors, too.
         """
         yield members
 
@@ -75,11 +75,11 @@ class Shelf:
         return contextlib.nullcontext()
 
     def describe(self) -> str:
-        """One line for the user; empty where there is nothing to say."""
+        """One line for the user; empty if there is nothing to say."""
         return ""
 
     def close(self) -> None:
-        """Leave the weights where they rest and let go of the model."""
+        """Leave the weights where they rest and release the model."""
 
 
 RESIDENT = Shelf()
@@ -92,21 +92,21 @@ def shelf_of(model: nn.Module) -> Shelf:
 
 
 def keep(model: nn.Module, shelf: Shelf) -> None:
-    """Make a shelf that of a model."""
+    """Set the shelf of a model."""
     _shelves[model] = shelf
 
 
 def forget(model: nn.Module) -> None:
-    """Make a model one whose weights rest where they are used."""
+    """Give a model the default shelf again."""
     _shelves.pop(model, None)
 
 
 class Layer:
-    """Tensors that rest together: those of one layer, or of everything outside the layers.
+    """Tensors that rest together: one layer's, or all that are outside the layers.
 
     Args:
-        module: the layer; None for what is outside.
-        tensors: parameters and buffers, which stay the objects that the model holds.
+        module: the layer; None for the tensors outside the layers.
+        tensors: parameters and buffers, the same objects that the model holds.
         dtype: see :class:`Layout`.
     """
 
@@ -114,12 +114,12 @@ class Layer:
         self.module, self.tensors = module, list(tensors)
         self.layout = Layout(self.tensors, dtype)
         self.span: Span = (0, 0)
-        """Where it lies in the region."""
+        """Its bytes in the region."""
         self.resting: list[Tensor] = []
         """The tensors at rest."""
 
     def lay(self, region: Region, start: int) -> None:
-        """Copy the tensors to where they will rest, and let the model hold them there."""
+        """Copy the tensors into the region, and let the model hold them there."""
         self.span = (start, start + self.layout.nbytes)
         self.resting = self.layout.views(region.flat[slice(*self.span)])
         for tensor, resting in zip(self.tensors, self.resting, strict=True):
@@ -128,16 +128,16 @@ class Layer:
 
     @property
     def trains(self) -> bool:
-        """Whether any of it may move."""
+        """Whether any of its tensors may move."""
         return any(tensor.requires_grad for tensor in self.tensors)
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Numbers that change when somebody writes to the tensors at rest; ``.data`` hides it from them."""
+        """Numbers that change when code writes to the tensors at rest, except through ``.data``."""
         return tuple(tensor._version for tensor in self.tensors)
 
     def show(self, views: Sequence[Tensor]) -> None:
-        """Let the model hold other memory with the same values."""
+        """Let the model hold the same values in other memory."""
         for tensor, view, resting in zip(self.tensors, views, self.resting, strict=True):
             if tensor.data_ptr() != resting.data_ptr():
                 raise ZeroBlockError(
@@ -153,7 +153,7 @@ class Layer:
 
 
 class Watching:
-    """A hook that changes nothing of what a module computes, so that the engine may still fuse the module."""
+    """A hook that does not change a module's output, so that the engine may still fuse the module."""
 
     transparent = True
 
@@ -167,7 +167,7 @@ class Watching:
 def watch(
     layers: Sequence[Layer], enter: Callable[[int], None], leave: Callable[[int], None]
 ) -> list[Callable[[], None]]:
-    """Have calls of layers noted, before and after, by their number; returns what ends it."""
+    """Call ``enter`` and ``leave`` with a layer's number before and after it runs; return functions that end this."""
     ends: list[Callable[[], None]] = []
     for i, layer in enumerate(layers):
         assert layer.module is not None
@@ -184,7 +184,7 @@ def watch(
 
 
 def layers_of(model: nn.Module, dtype: torch.dtype | None = None) -> tuple[list[Layer], Layer]:
-    """The layers of a model, and everything outside of them.
+    """The layers of a model, and everything outside them.
 
     A tensor that two layers share is outside, and so are lists of embeddings (a prefix), which are read without a call.
     """

@@ -1,8 +1,8 @@
 """Layers that come to the device when they run: a few buffers, filled ahead of their use.
 
 Layers run in the same order in every pass, so the next ones are known.  A buffer is filled again as soon as
-its layer has run; with more buffers than two or three are needed for that, the layers that will be needed
-last are replaced, so that the first ones of a pass stay on the device from pass to pass.
+its layer has run.  Two or three buffers are enough for that; with more, the layers that will be needed last
+are replaced, so that the first layers of a pass stay on the device from pass to pass.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .region import Region
 from .shelf import GRADIENTS, Layer, Shelf, watch
 
 AHEAD = 2
-"""Layers that are copied before they are needed."""
+"""The number of layers to copy ahead of their use."""
 MIN_BUFFERS = 2
-"""One layer runs while the next one comes."""
+"""One layer runs while the next one is copied."""
 
 
 class Streamed(Shelf):
     """Weights that rest in memory of the host, or in a file, and come to a device layer by layer.
 
     Args:
-        layers: in the order in which they run, at rest in the region.
-        region: holds them.
-        device: where they run.
-        buffers: layers that fit there at a time.
+        layers: the layers in the order in which they run, at rest in the region.
+        region: the region that holds them.
+        device: the device that they run on.
+        buffers: the number of layers that fit there at a time.
     """
 
     streams, pairs = True, False
@@ -51,16 +51,16 @@ class Streamed(Shelf):
         self._home = {id(tensor): i for i, layer in enumerate(layers) for tensor in layer.tensors}
         self._inside = {id(m): i for i, layer in enumerate(layers) if layer.module for m in layer.module.modules()}
         self._where: dict[int, Buffer] = {}
-        """The buffer that holds a layer, by its number."""
+        """The buffer that holds a layer, by the layer's number."""
         self._written: list[Any] = [self.lane.event() for _ in layers]
         """For every layer, the event after which it is whole at rest."""
         self._lifted: dict[int, set[int]] = {}
-        """The layers that stay on the device for a step, each with its tensors that were moved meanwhile."""
+        """The layers that stay on the device during a step, each with the numbers of its tensors that have moved."""
         self._last = len(layers) - 1
         """The layer that ran last."""
         self._ends = watch(self.layers, self._enter, self._leave)
 
-    # what the step and the engine ask
+    # the interface of the step and the engine
 
     def place(self, param: Tensor) -> torch.device:
         assert self.device is not None
@@ -133,7 +133,7 @@ class Streamed(Shelf):
         )
 
     def refresh(self) -> None:
-        """Copy every layer again when it runs next: after its values at rest were changed through ``.data``."""
+        """Copy every layer again when it next runs; needed after its values at rest have changed through ``.data``."""
         self._tidy()
         for i, buffer in list(self._where.items()):
             if i not in self._lifted:
@@ -167,8 +167,8 @@ class Streamed(Shelf):
         self._fetch_ahead(i)
 
     def _fetch(self, i: int) -> None:
-        """Have a layer on the device and let the model hold it there."""
-        with torch._C.DisableTorchFunction():  # a direction would put copies in the place of what is moved here
+        """Bring a layer to the device and let the model hold it there."""
+        with torch._C.DisableTorchFunction():  # a direction would replace the tensors moved here by copies
             self._tidy()
             buffer = self._where.get(i)
             if buffer is None or buffer.versions != self.layers[i].versions:
@@ -177,7 +177,7 @@ class Streamed(Shelf):
 
     def _show(self, i: int, buffer: Buffer) -> None:
         self.lane.arrive(buffer)
-        buffer.busy = True  # first, so that an interrupt is tidied up
+        buffer.busy = True  # first, so that _tidy sees it after an interrupt
         self.layers[i].show(self._views(i, buffer))
 
     def _rest(self, buffer: Buffer) -> None:
@@ -187,14 +187,14 @@ class Streamed(Shelf):
         buffer.busy = False
 
     def _tidy(self) -> None:
-        """Bring layers to rest that an interrupt has left as they ran."""
+        """Put layers back to rest that an interrupt has left on the device."""
         for buffer in self.buffers:
             if buffer.busy and buffer.layer not in self._lifted:
                 self._rest(buffer)
                 self.lane.leave(buffer)
 
     def _fetch_ahead(self, last: int) -> None:
-        """Begin to copy the layers that come next, as far as there are buffers of layers that come later."""
+        """Start to copy the next layers into buffers of layers that are needed later."""
         count = len(self.layers)
         for ahead in range(1, min(AHEAD, count - 1) + 1):
             i = (last + ahead) % count
@@ -217,9 +217,9 @@ class Streamed(Shelf):
         return max(free, key=self._lateness)
 
     def _lateness(self, buffer: Buffer) -> float:
-        """In how many layers a buffer's is needed.
+        """The number of layers until a buffer's layer is needed.
 
-        The one that ran last may still be running, so the one before it goes first, which is as good as as late.
+        The layer that ran last may still be running, so the one before it, needed almost as late, is replaced first.
         """
         count = len(self.layers)
         if buffer.layer is None:
@@ -227,10 +227,10 @@ class Streamed(Shelf):
         return count - 1.5 if buffer.layer == self._last else (buffer.layer - self._last) % count
 
     def _bring(self, i: int, buffer: Buffer, tensors: Collection[int] | None = None) -> Buffer:
-        """Begin to copy a layer, or some of its tensors, into a buffer."""
+        """Start to copy a layer, or some of its tensors, into a buffer."""
         layer = self.layers[i]
         if buffer.coming is not None:
-            self.lane.arrive(buffer)  # a copy that nobody needed in the end
+            self.lane.arrive(buffer)  # a copy that was never used
         if buffer.layer is not None and self._where.get(buffer.layer) is buffer:
             del self._where[buffer.layer]
         whole = tensors is None or len(tensors) == len(layer.tensors)
@@ -245,7 +245,7 @@ class Streamed(Shelf):
     def _views(self, i: int, buffer: Buffer) -> list[Tensor]:
         views = buffer.views.get(i)
         if views is None:
-            with torch.inference_mode(False):  # they outlive the pass that asked for them first
+            with torch.inference_mode(False):  # they outlive the pass that first asks for them
                 views = buffer.views[i] = self.layers[i].layout.views(buffer.flat)
         return views
 
@@ -279,7 +279,7 @@ class Streamed(Shelf):
             self._fetch_ahead(i)
 
     def _put_down(self, i: int, buffer: Buffer, moved: Collection[int]) -> None:
-        """Begin to copy what was moved to where it rests, and let the model hold it there."""
+        """Start to copy the moved tensors back to rest, and let the model hold the layer there."""
         with torch._C.DisableTorchFunction():
             self.lane.leave(buffer)
             spans = self.layers[i].layout.spans(moved)

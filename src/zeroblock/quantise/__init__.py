@@ -2,9 +2,9 @@
 
     w = s·(q - z)        q an integer in [-127, 127] or [-7, 7], s and z one number each per group of a row
 
-Matrices that we store have z = 0; checkpoints of others may not.  A step may move the integers, rounded to the grid at
-random so that its mean is kept, or the scales (QZO), or an adapter beside them.  The forward pass expands one matrix at
-a time.
+Matrices that zeroblock stores have z = 0; other checkpoints may not.  A step may move the integers, rounded to the grid
+at random so that its mean is kept, or the scales (QZO), or an adapter next to them.  The forward pass expands one
+matrix at a time.
 """
 
 from __future__ import annotations

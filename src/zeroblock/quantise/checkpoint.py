@@ -1,10 +1,10 @@
 """Checkpoints that others have quantised: GPTQ, AWQ, and bitsandbytes with 8 bits.
 
-Their integers are taken as they are, out of safetensors files and without the libraries that wrote these:
+The integers are taken as they are, from safetensors files and without the libraries that wrote them:
 
     w = s·(q - z)        s and z one number each per group of a row
 
-Everything else is loaded by transformers, as from a checkpoint that was never quantised.
+Transformers loads everything else, as from a checkpoint that was never quantised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..ops.integer import Integers, expand, packed
 from .layer import Given
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight columns lies in each place of a word, from its lowest bits on."""
+"""The column, of eight, in each place of a word, starting from its lowest bits."""
 
 Tensors = dict[str, Tensor]
 
@@ -34,16 +34,16 @@ def load(
     """Load a model whose checkpoint is quantised.
 
     Args:
-        name: of the model, for messages.
+        name: the model's name, for messages.
         source: its folder, or its id on the hub.
-        config: of transformers, with a ``quantization_config``.
-        auto: the class of transformers that finds the model's own.
-        how: the integers that are wanted, see :func:`store_`.
+        config: the configuration of transformers, with a ``quantization_config``.
+        auto: the class of transformers that finds the model's class.
+        how: the integers to load, see :func:`store_`.
         trust_remote_code: run the code that comes with the model.
         options: passed on to transformers, ``dtype`` among them.
 
     Returns:
-        The model with the numbers that the integers stand for, the report of transformers, and the integers by layer.
+        The model with its integers expanded to numbers, the report of transformers, and the integers by layer.
     """
     settings = config.quantization_config
     settings = dict(settings if isinstance(settings, Mapping) else settings.to_dict())
@@ -68,11 +68,11 @@ def load(
 
 
 def _layout(name: str, method: str, settings: Mapping[str, Any]) -> tuple[int, Callable[[Tensors], Given]]:
-    """Bits of the integers, and how one layer's are unpacked; refuses what are no integers in groups of a row."""
+    """The bits of an integer, and the function that unpacks a layer; refuse all but integers in groups of a row."""
     bits = int(settings.get("bits") or settings.get("w_bit") or 8)
     if method == "gptq":
         layout = _named(settings, "checkpoint_format", "format") or "gptq"
-        first = 0 if layout == "gptq_v2" else 1  # else zero points are stored less one
+        first = 0 if layout == "gptq_v2" else 1  # the first layout stores zero points minus one
         reason = "" if bits in (4, 8) else f"they have {bits} bits"
         if layout not in ("gptq", "gptq_v2"):
             reason = f"they are in the layout {layout}"
@@ -90,7 +90,7 @@ def _layout(name: str, method: str, settings: Mapping[str, Any]) -> tuple[int, C
 
 
 def _named(settings: Mapping[str, Any], *fields: str) -> str:
-    """The first of some fields that is there, in small letters: of an enumeration, the name alone."""
+    """The value of the first of some fields that is set, in lower case; for an enumeration, its name alone."""
     found = next((str(settings[field]) for field in fields if settings.get(field)), "")
     return found.rpartition(".")[2].lower()
 
@@ -110,10 +110,10 @@ def gptq(layer: Tensors, bits: int, first: int) -> Given:
     """The integers of a layer of GPTQ, packed along its inputs.
 
     Args:
-        layer: ``qweight`` (n·bits/32, m) and ``qzeros`` (groups, m·bits/32) int32, ``scales`` (groups, m), and maybe
+        layer: ``qweight`` (n·bits/32, m) and ``qzeros`` (groups, m·bits/32) int32, ``scales`` (groups, m), and possibly
             ``g_idx`` (n,), the group of every input.
         bits: 4 or 8.
-        first: what to add to zero points.
+        first: the number to add to zero points.
     """
     q = _fields(layer["qweight"].T.contiguous(), bits)
     z = (_fields(layer["qzeros"], bits) + first) % (1 << bits)
@@ -128,7 +128,7 @@ def gptq(layer: Tensors, bits: int, first: int) -> Given:
 
 
 def awq(layer: Tensors) -> Given:
-    """The integers of a layer of AWQ, of 4 bits, packed along its outputs in an order of its own.
+    """The 4-bit integers of a layer of AWQ, packed along its outputs in ``AWQ_ORDER``.
 
     Args:
         layer: ``qweight`` (n, m/8) and ``qzeros`` (groups, m/8) int32, ``scales`` (groups, m).
@@ -143,14 +143,14 @@ def awq(layer: Tensors) -> Given:
 
 
 def rows(layer: Tensors) -> Given:
-    """The integers of a layer of bitsandbytes, of 8 bits: ``weight`` (m, n) int8 and ``SCB`` (m,), 127 scales each."""
+    """The 8-bit integers of a layer of bitsandbytes: ``weight`` (m, n) int8, and ``SCB`` (m,), 127 times the scales."""
     if int(layer.get("weight_format", torch.tensor(0))) != 0:
         raise ValueError("its weights are tiled for one kind of GPU")
     return Given(layer["weight"], (layer["SCB"].float() / 127)[:, None])
 
 
 def _fields(words: Tensor, bits: int) -> Tensor:
-    """(r, c) words of 32 bits → (r, c·32/bits) the integers in them, from the lowest bits on, in int16."""
+    """(r, c) words of 32 bits → (r, c·32/bits) the integers in them, starting from the lowest bits, in int16."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     return ((words[..., None] >> shifts) & (1 << bits) - 1).flatten(1).to(torch.int16)
 
@@ -158,7 +158,7 @@ def _fields(words: Tensor, bits: int) -> Tensor:
 def _parted(
     name: str, tensors: Tensors, bits: int, unpack: Callable[[Tensors], Given], dtype: torch.dtype
 ) -> tuple[Tensors, dict[str, Given]]:
-    """The state of a model that was never quantised, and the integers by the paths of their layers."""
+    """The state dict with the integer matrices expanded, and the integers by the paths of their layers."""
     paths = {key.rpartition(".")[0] for key in tensors if key.endswith((".qweight", ".SCB"))}
     given: dict[str, Given] = {}
     for path in sorted(paths):
@@ -183,7 +183,7 @@ def _parted(
 
 
 def _movable(one: Given, dtype: torch.dtype) -> Given:
-    """The same numbers with scales in a dtype; groups whose scale is 0 there, all zeros, get one to move by."""
+    """The same weights with scales in a dtype; groups of zeros, whose scale is 0 there, get one to move by."""
     scales, zeros = one.scales.to(dtype).contiguous(), None if one.zeros is None else one.zeros.contiguous()
     if not scales.isfinite().all():
         raise ValueError(f"some of its scales are not finite in {str(dtype).removeprefix('torch.')}")
@@ -218,7 +218,7 @@ def _read(name: str, folder: Path) -> Tensors:
     from safetensors.torch import load_file
 
     index = folder / "model.safetensors.index.json"
-    if index.is_file():  # other files may lie beside those of the model
+    if index.is_file():  # the folder may hold other safetensors files, too
         files = [folder / file for file in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
     else:
         whole = folder / "model.safetensors"

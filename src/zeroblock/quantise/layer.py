@@ -11,18 +11,18 @@ from torch.nn import functional as F
 from ..ops import integer
 
 GROUP = 64
-"""Integers that share a scale, in a row whose length this divides; else one scale serves a row."""
+"""The number of integers that share a scale, if it divides the length of a row; otherwise a row has one scale."""
 
 BYTES = torch.float8_e4m3fn
-"""The dtype in which integers lie: of one byte, and one that torch allows to be trainable."""
+"""The dtype that holds the integers: it has one byte, and torch allows it to be trainable."""
 
 
 class Codes(nn.Parameter):
-    """The integers of a matrix (m, n), as bytes; which numbers they are, their class says."""
+    """The integers of a matrix (m, n), as bytes; the class says which integers these are."""
 
     bits: int
     limit: int
-    """The largest integer; the smallest is its negative, or one less where there are zero points."""
+    """The largest integer; the smallest is its negative, or one less if there are zero points."""
     per_byte = 1
 
     @classmethod
@@ -43,7 +43,7 @@ class Int8(Codes):
 
 
 class Int4(Codes):
-    """Two integers per byte, each 8 more than it stands for; the first one in the lower half."""
+    """Two integers per byte, stored with 8 added; the first one is in the lower half."""
 
     bits, limit, per_byte = 4, 7, 2
 
@@ -53,11 +53,11 @@ class Scales(nn.Parameter):
 
 
 KINDS: dict[str, type[Codes]] = {"int8": Int8, "int4": Int4}
-"""By their names on the command line."""
+"""The kinds of integers, by their names on the command line."""
 
 
 class Given(NamedTuple):
-    """The integers of a matrix (m, n) as somebody else chose them: w = s·(q - z).
+    """The integers of a matrix (m, n), chosen elsewhere: w = s·(q - z).
 
     Args:
         integers: (m, n) int8.
@@ -73,15 +73,15 @@ class Given(NamedTuple):
 class QuantisedLinear(nn.Linear):
     """A linear layer whose matrix is stored as integers and scales.
 
-    Its ``weight`` may be shown as a matrix of floating-point numbers for a while, as a perturbed copy is; then the
+    Its ``weight`` may be replaced by a matrix of floating-point numbers for a while, such as a perturbed copy; then the
     product takes that matrix.
 
     Args:
         linear: the layer; its matrix is (m, n).
-        kind: of the integers.
-        group: integers that share a scale.
+        kind: the class of the integers.
+        group: the number of integers that share a scale.
         given: the integers, if they are known; the nearest ones by default.
-        device: where the integers lie; where the matrix does by default.
+        device: the device of the integers; by default the matrix's.
     """
 
     weight: Codes  # type: ignore[assignment]
@@ -108,17 +108,17 @@ class QuantisedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """x W ᵀ + b; (…, n) → (…, m)."""
-        weight = self.weight.detach()  # a function that a direction sees, and answers with its copy
+        weight = self.weight.detach()  # a direction intercepts this call and returns its copy
         if weight.dtype != BYTES:
             return F.linear(input, weight, self.bias)
         return integer.linear(input, self.stored(weight), self.bias)
 
     def stored(self, codes: Tensor | None = None) -> integer.Integers:
-        """The tensors that the integers lie in."""
+        """The integers as stored, with their scales and zero points."""
         return integer.Integers(self.weight if codes is None else codes, self.kind.bits, self.scales, self.zeros)
 
     def expanded(self) -> Tensor:
-        """(m, n) the matrix that the integers stand for."""
+        """The matrix (m, n) that the integers stand for."""
         return integer.expand(self.stored())
 
     def _apply(self, fn: Any, recurse: bool = True) -> QuantisedLinear:
@@ -132,17 +132,17 @@ class QuantisedLinear(nn.Linear):
             param = self._parameters.get(name)
             if param is None or isinstance(param, kind) or (kind is self.kind and param.dtype != BYTES):
                 continue
-            # one that left the meta device is a new parameter
+            # a parameter that leaves the meta device is a new, plain one
             self._parameters[name] = kind(param.detach(), requires_grad=param.requires_grad)
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Save the integers as (m, bytes, 1), a shape that an ordinary layer refuses instead of taking their bytes."""
+        """Save the integers as (m, bytes, 1), a shape that an ordinary layer refuses instead of loading the bytes."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}weight"] = destination[f"{prefix}weight"].unsqueeze(-1)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        """Load integers, and refuse numbers, which would have to be rounded first; the last argument takes errors."""
+        """Load integers; refuse numbers that would have to be rounded first.  The last argument collects errors."""
         name = f"{prefix}weight"
         codes = state_dict.get(name)
         if codes is not None and codes.dtype != BYTES:
@@ -166,7 +166,7 @@ def quantised(matrix: Tensor, kind: type[Codes], group: int) -> tuple[Tensor, Te
 
     Args:
         matrix: (m, n).
-        kind: of the integers.
+        kind: the class of the integers.
         group: a divisor of n.
 
     Returns:
@@ -188,7 +188,7 @@ def quantised_layers(model: nn.Module) -> dict[str, QuantisedLinear]:
 
 
 def elements(param: Tensor) -> int:
-    """How many weights a parameter stands for."""
+    """The number of weights that a parameter holds."""
     return param.numel() * (param.per_byte if isinstance(param, Codes) else 1)
 
 

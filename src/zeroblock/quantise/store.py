@@ -24,23 +24,23 @@ def quantise_(
     given: Mapping[nn.Module, Given] | None = None,
     device: torch.device | None = None,
 ) -> nn.Module:
-    """Store the matrices of a model's layers as integers; embeddings, norms, the head and tied ones stay as they are.
+    """Store the matrices of a model's layers as integers; embeddings, norms, the head and tied matrices do not change.
 
-    In a model with an adapter of PEFT only frozen matrices are stored so, and only the adapter moves.  Matrices that
-    transformers keeps precise, such as T5's ``wo``, stay as they are, too.
+    In a model with a PEFT adapter, only frozen matrices become integers, and only the adapter moves.  Matrices that
+    transformers keeps in fp32, such as T5's ``wo``, stay as they are, too.
 
     >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])})
     >>> quantise_(model, "int8")["layers"][0]
     QuantisedLinear(in_features=4, out_features=4, bias=True, bits=8, group=4)
 
     Args:
-        model: in its dtype.
+        model: the model, in its final dtype.
         kind: "int8" or "int4".
         moves: "integers" leaves everything trainable that was; "scales" freezes all but the scales.
-        group: integers that share a scale.
-        given: the integers of some linear layers, and then only those layers are stored so; by default all are, as the
-            nearest integers.
-        device: where the integers are put, and made, one matrix after another; other weights stay where they are.
+        group: the number of integers that share a scale.
+        given: known integers of some linear layers; only those layers are then stored as integers. By default all
+            layers are, as the nearest integers.
+        device: the device on which integers are made and kept, one matrix at a time; other weights stay where they are.
 
     Returns:
         The same model.
@@ -84,7 +84,7 @@ def store_(
 
     Args:
         model: see :func:`quantise_`.
-        how: the integers, and ``:scales`` where their scales move in their place; None leaves the model as it is.
+        how: the integers, and ``:scales`` if their scales move instead of them; None leaves the model as it is.
         given, device: see :func:`quantise_`.
     """
     if how is None:
@@ -95,14 +95,14 @@ def store_(
 
 
 def check(how: str) -> None:
-    """Refuse words that do not say how to store weights."""
+    """Refuse a text that is not a way to store weights."""
     choices = [*KINDS, *(f"{kind}:scales" for kind in KINDS)]
     if how not in choices:
         raise unknown("way to store weights:", how, choices)
 
 
 def recorded(extra: Mapping[str, Any]) -> str | None:
-    """How the weights of a journaled run were stored, from what its header says besides."""
+    """How the weights of a journaled run were stored, from its header's ``extra``."""
     how = extra.get("weights")
     if how is not None:
         check(str(how))
@@ -110,7 +110,7 @@ def recorded(extra: Mapping[str, Any]) -> str | None:
 
 
 def values(model: nn.Module) -> dict[str, Tensor]:
-    """A model's state with every matrix as the numbers that its integers stand for, on the host, to be exported."""
+    """A model's state dict for export: quantised matrices are expanded to numbers, on the host."""
     state = dict(model.state_dict())
     for path, layer in quantised_layers(model).items():
         state[f"{path}.weight"] = layer.expanded().cpu()
@@ -120,7 +120,7 @@ def values(model: nn.Module) -> dict[str, Tensor]:
 
 
 def expand_(model: nn.Module) -> nn.Module:
-    """Replace every quantised layer by an ordinary one with the same values; the way to export a model."""
+    """Replace every quantised layer by an ordinary one with the same values, for example to export a model."""
     for path, module in quantised_layers(model).items():
         parent = model.get_submodule(path.rpartition(".")[0])
         matrix = module.expanded()
@@ -132,7 +132,7 @@ def expand_(model: nn.Module) -> nn.Module:
 
 
 def _matrices(model: nn.Module, per_byte: int) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """Linear layers inside stacks of layers: their parent, name and themselves; those that share a matrix stay tied."""
+    """The linear layers inside stacks of layers, each with parent and name; layers that share a matrix are left out."""
     places = (
         param for _, module in model.named_modules(remove_duplicate=False) for param in module._parameters.values()
     )

@@ -21,8 +21,8 @@ from .base import RULES, Move, Rule
 class Adam(Rule):
     """m̂ / (√v̂ + eps), with the moments of c·z per coordinate.
 
-    Where coordinates are weights one by one, a step is one kernel over weights and moments.  The
-    moments of 16-bit weights are bf16 there, rounded stochastically: 4 bytes per weight instead of 8.
+    If each coordinate is one weight, a step is one kernel over weights and moments.  The moments of
+    16-bit weights are then bf16, rounded stochastically: 4 bytes per weight instead of 8.
 
     Args:
         betas: decay of the first and second moment.
@@ -62,7 +62,7 @@ class Adam(Rule):
     def update_(self, members: Sequence[Member], state: State, move: Move) -> None:
         scalars: Sequence[float] | Tensor
         factors = None if move.taken is None else state.tick(move.taken)
-        known: dict[float, Tensor] = {}  # on the device, by scale: most often there is one
+        known: dict[float, Tensor] = {}  # on the device, by scale; usually there is one scale
         states = [state.of(member) for member in members]
         for member, own in zip(members, states, strict=True):
             draw = self._draw(member, move.key)

@@ -2,8 +2,8 @@
 
     θ ← (1 - lr·λ)·θ - lr·Pδ
 
-State lives in coordinates, so a block's state is block-sized and a low-rank
-one's m×r.  It is flat and handed to the rule span by span.
+State lives in coordinates, so a block's state has the size of the block, and m×r
+in a low-rank subspace.  It is flat, and the rule sees it span by span.
 
 A new rule needs ``delta``.  A rule that can do better than materialising c·z span by
 span (SGD, Adam) overrides ``update_``, and says in ``capturable`` whether its update can
@@ -29,15 +29,15 @@ RULES = Registry("rule")
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """How far a step goes along each of its directions: on the host plain numbers, on the device tensors.
+    """How far a step goes along each of its directions: plain numbers on the host, tensors on the device.
 
     Args:
         key: addresses the noise of the step's first probe.
         shares: (probes,) clamped coefficients divided by their number, fp64.
         lr: learning rate; on the device (1,) in fp64.
         decay: the factor on a tensor's weights, 1 - lr·λ.
-        taken: on the device (1,), false where the step must change nothing; None on the host.
-        curvatures: (probes,) second derivatives along the directions, where the estimator measures them.
+        taken: on the device (1,), false if the step must change nothing; None on the host.
+        curvatures: (probes,) second derivatives along the directions, if the estimator measures them.
     """
 
     key: Key
@@ -68,15 +68,15 @@ class Rule(abc.ABC):
     state: tuple[str, ...] = ()
     """Names of the tensors that the rule keeps per tensor of weights, with as many elements as coordinates."""
     reset = False
-    """Whether these are dropped at the start of every turn."""
+    """Whether the rule drops these tensors at the start of every turn."""
     adds_up = False
     """Whether δ = g, so that a weight's steps are a sum and can be replayed together."""
     unscaled = False
-    """Whether δ is the same for coefficients of any common scale."""
+    """Whether δ stays the same when all coefficients are multiplied by one positive factor."""
     divisible = True
     """Whether a process can move its part of a tensor without knowing the others."""
     block_numbers = 0
-    """How many numbers the rule keeps per block, and once more for all blocks together."""
+    """The number of values that the rule keeps per block, and once more for all blocks together."""
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -90,40 +90,40 @@ class Rule(abc.ABC):
         Args:
             g: (span,) Σₖ share_k·z_k in fp32; may be overwritten.
             state: the rule's tensors on the same span, to be updated in place.
-            t: which step this is since the state was zero, counting from 1.
+            t: the number of this step since the state was zero, counting from 1.
 
         Returns:
             (span,) in fp32.
         """
 
     def stride(self, interval: int) -> float:
-        """How much further a turn of so many steps may lead than as many steps of lr in random directions."""
+        """The factor by which a turn may lead further than ``interval`` steps of lr in random directions."""
         return 1.0
 
     def shaped(self, members: Sequence[Member], state: State) -> Sequence[Member]:
-        """The tensors with the bases that a step is measured in: a rule may let its state shape the directions."""
+        """The tensors with the bases in which a step is measured; a rule may let its state shape the directions."""
         return members
 
     def moved(self, members: Sequence[Member], state: State) -> Sequence[Member]:
-        """The tensors as ``update_`` takes them; asked once per step, before those of several blocks are parted."""
+        """The tensors as ``update_`` takes them; called once per step, before the tensors are split by block."""
         return members
 
     def weigh(self, coeffs: Sequence[float], table: list[list[float]], block: int) -> Sequence[float]:
-        """The coefficients that a step takes for the measured ones; itself by default.
+        """The coefficients that a step uses in place of the measured ones; by default the same.
 
         Args:
             coeffs: (probes,) clamped to ±clip, finite.
-            table: (blocks + 1, block_numbers) the numbers of every block and, last, of all together, to be updated.
+            table: (blocks + 1, block_numbers) the numbers of every block and, last, of all together; updated in place.
             block: index of the active block.
         """
         return coeffs
 
     def weigh_on_device(self, coeffs: Tensor, taken: Tensor, table: Tensor, block: int) -> Tensor:
-        """The same to the bit with numbers that stay on the device, in fp64; see :meth:`Plan.update_on_device`."""
+        """``weigh``, to the bit, with numbers that stay on the device, in fp64; see :meth:`Plan.update_on_device`."""
         return coeffs
 
     def capturable(self, member: Member) -> bool:
-        """Whether ``update_`` of this tensor can take a move that stays on the device; a rule with state must reset."""
+        """Whether ``update_`` of this tensor can take a move that stays on the device; state needs ``reset``."""
         return False
 
     def factors(self, t: int) -> tuple[float, ...]:
@@ -136,7 +136,7 @@ class Rule(abc.ABC):
 
     def update_(self, members: Sequence[Member], state: State, move: Move) -> None:
         """Take a step on every tensor of a block."""
-        states = [state.of(member) for member in members]  # first: where one cannot be made, nothing has moved
+        states = [state.of(member) for member in members]  # first: if one cannot be made, nothing has moved
         for member, own in zip(members, states, strict=True):
             self._update_(member, own, move)
 

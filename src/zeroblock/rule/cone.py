@@ -1,4 +1,4 @@
-"""Directions out of a cone around a momentum."""
+"""Directions from a cone around a momentum."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .base import RULES, Rule
 class Cone(Rule):
     """Directions √d·cos θ·m/‖m‖ + sin θ·z, δ = g, and m ← β·m + (1 - β)·g (ConMeZO).
 
-    m and d coordinates are those of all active tensors together.  The first direction is z alone.
+    m, of d coordinates, covers all active tensors together.  The first direction is z alone.
 
     Args:
         theta: θ in (0, π/2], the angle between direction and momentum; π/2 is MeZO.
@@ -37,7 +37,7 @@ class Cone(Rule):
     warmup: int = 0
     reset: bool = False
     state = ("m",)
-    divisible = False  # the norm is that of all parts
+    divisible = False  # the norm covers all parts
 
     def __post_init__(self) -> None:
         if not 0 < self.theta <= math.pi / 2:

@@ -20,13 +20,13 @@ class Hessian(Rule):
     """Directions z/√h, δ = g/√h of the noise's estimate g, and h ← (1 - α)·h + α·|½κ|·h·z², from h = 1 (HiZOO).
 
     κ is the second derivative along the direction, so that h follows the diagonal of the Hessian and z/√h has
-    its inverse for a covariance.  With several probes κ·z² is their mean.  The state is h - 1 in fp32: at α = 1e-8
-    h itself would not change in fp32.  Needs ``estimator=Curvature(...)``.
+    its inverse for a covariance.  With several probes, κ·z² is the mean over them.  The state is h - 1 in fp32: at
+    α = 1e-8 h itself would not change in fp32.  The rule needs ``estimator=Curvature(...)``.
 
     Args:
         alpha: α in [0, 1], the weight of a new measurement.
         reset: start from h = 1 again at the start of every turn, so that only one block has a state.
-        as_published: as HiZOO's code does: directions √σ·z, δ = √σ·g, and σ ← (1 - α)·σ + α·|½κ|·z²/σ.  There σ
+        as_published: follow HiZOO's code: directions √σ·z, δ = √σ·g, and σ ← (1 - α)·σ + α·|½κ|·z²/σ.  There σ
             scales the directions as the inverse of the Hessian should, but follows the Hessian itself.
     """
 

@@ -20,16 +20,16 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 @RULES.register
 @dataclasses.dataclass(frozen=True)
 class Muon(Rule):
-    """δ ≈ UVᵀ of the singular vectors of g = USVᵀ, by Newton-Schulz iterations; δ = vectors·g where g is no matrix.
+    """δ ≈ UVᵀ of the singular vectors of g = USVᵀ, by Newton-Schulz iterations; δ = vectors·g if g is not a matrix.
 
     g is the estimate of one tensor in coordinates: r×n or m×r in a low-rank subspace, and m×n in the full space,
     where it is materialised whole.  An iteration on a×b (a ≤ b) takes 4·a²·b + 2·a³ operations and about 2·a·b numbers,
     in fp64, so that the result in fp32 does not depend on the library that multiplies.
 
     Args:
-        iterations: of Newton-Schulz; five bring singular values between 0.7 and 1.2.
-        vectors: factor on the steps of vectors, which are plain estimates; ZO-Muon's code takes lr 1e-7 for them
-            beside 1e-2 for matrices.
+        iterations: the number of Newton-Schulz iterations; five bring singular values between 0.7 and 1.2.
+        vectors: factor on the steps of vectors, which are plain estimates; ZO-Muon's code uses lr 1e-7 for them
+            and 1e-2 for matrices.
     """
 
     iterations: int = 5
@@ -58,7 +58,7 @@ class Muon(Rule):
 
 
 def orthogonalised(matrix: Tensor, iterations: int) -> Tensor:
-    """Newton-Schulz: a matrix of the same singular vectors whose singular values are near 1; (a, b) fp32."""
+    """A matrix with the same singular vectors and singular values near 1, by Newton-Schulz; (a, b) fp32."""
     a, b, c = QUINTIC
     tall = matrix.shape[0] > matrix.shape[1]
     x: Tensor = (matrix.T if tall else matrix).double()

@@ -20,22 +20,22 @@ from .sgd import SGD
 @RULES.register
 @dataclasses.dataclass(frozen=True)
 class Normalized(Rule):
-    """Another rule's steps with coefficients in units of their own running size, so that no loss has a scale.
+    """Another rule's steps, with coefficients in units of their own running size: the scale of the loss cancels.
 
         c ← clamp(c, ±3·size)      s ← 0.95·s + 0.05·mean|c≠0|      w ← 0.95·w + 0.05      c / size
         size = √(π/2)·(s + 0.05·S/W) / (w + 0.05)
 
-    s and w belong to the block, S and W are the same of all steps: on the first visits of a block its size
-    leans towards that of the others, as if these had been one visit.  The first clamp comes with the
-    second step.  A size includes the step that it serves, so no step is much larger than those before it.
-    The mean of magnitudes is less easily misled than that of squares, and needs no root, whose last bit
-    differs between libraries; of normal coefficients √(π/2) times it is the root mean square.
+    s and w belong to the block, S and W are the same over all steps.  Their mean S/W counts as one more visit,
+    which pulls a block's size towards the others' at first.  The clamp begins with the second step.
+    A size includes the step that it scales, so no step is much larger than the ones before it.  The mean of
+    magnitudes is more robust than the mean of squares, and needs no root, whose last bit differs between
+    libraries; for normal coefficients, √(π/2) times it is the root mean square.
 
-    Two numbers per block are kept, on the device where the weights are.  They are a function of the
-    records, and a step that is skipped does not change them.
+    The rule keeps two numbers per block, on the device of the weights.  They are a function of the records,
+    and a skipped step does not change them.
 
     Args:
-        rule: from the coefficients in these units to the step.
+        rule: turns coefficients in these units into a step.
     """
 
     rule: Rule = SGD()  # noqa: RUF009 (frozen)
@@ -102,7 +102,7 @@ class Normalized(Rule):
 
 
 def _sum(values: list[float]) -> float:
-    """The sum, by adding halves, in the order that ``ops/weigh`` has on the device."""
+    """The sum, by adding halves, in the same order as ``ops/weigh`` on the device."""
     while len(values) > 1:
         half = len(values) // 2
         values = [*map(operator.add, values[:half], values[half : 2 * half]), *values[2 * half :]]
@@ -110,7 +110,7 @@ def _sum(values: list[float]) -> float:
 
 
 def _size(own: Sequence[float], every: Sequence[float]) -> float:
-    """The running size of a block's coefficients; 0 where there is none yet."""
+    """The running size of a block's coefficients; 0 if there are none yet."""
     if not every[1]:
         return 0.0
     return NORMAL * ((own[0] + NEW * (every[0] / every[1])) / (own[1] + NEW))

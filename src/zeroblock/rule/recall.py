@@ -28,9 +28,9 @@ Entry = tuple[int, int, tuple[float, ...]]
 class Recall(Rule):
     """A rule whose ``delta`` finds earlier estimates in ``state["past"]``, (steps, span), the newest first.
 
-    They are of the same block, each expressed in the basis of this turn; where a basis cannot tell how, those of
-    earlier turns are forgotten.  What is kept per tensor is a short tuple of
-    numbers, part of the state dict, so that it is saved, resumed and replayed.
+    They belong to the same block, each expressed in the basis of this turn; if a basis cannot do that, estimates of
+    earlier turns are dropped.  The rule keeps a short tuple of numbers per tensor, which is part of the state dict, so
+    it is saved, resumed and replayed.
     """
 
     @abc.abstractmethod
@@ -38,12 +38,12 @@ class Recall(Rule):
         """The entries to keep for the next step, the newest first.
 
         Args:
-            past: those kept so far.
+            past: the entries kept so far.
             now: the step that was just taken.
         """
 
     def update_(self, members: Sequence[Member], state: State, move: Move) -> None:
-        states = [state.of(member) for member in members]  # first: where one cannot be made, nothing has moved
+        states = [state.of(member) for member in members]  # first: if one cannot be made, nothing has moved
         for member, own in zip(members, states, strict=True):
             self._recall_(member, own, state, move)
 
@@ -61,7 +61,7 @@ class Recall(Rule):
                 key = move.key.to(step=step)
                 draw = old.elementwise(key)
                 if draw is not None and draw.mask is None:
-                    ops.fill_(row, draw.at(span.start), shares)  # one pass, and it is the same in every turn's basis
+                    ops.fill_(row, draw.at(span.start), shares)  # one pass; every turn's basis has the same estimate
                     continue
                 g_old = old.combined(param, key, shares, span)
                 row.copy_(g_old if old is basis else basis.transport(g_old, old))
@@ -77,10 +77,10 @@ class RecallAdam(Recall):
 
         m = Σᵢ β₁ⁱ g₋ᵢ / Σᵢ β₁ⁱ,  v = Σᵢ β₂ⁱ g₋ᵢ² / Σᵢ β₂ⁱ,  i = 0 … window - 1
 
-    It has no state but the coefficients.  While t ≤ window, this is Adam with bias correction.
+    The coefficients are its only state.  While t ≤ window, this is Adam with bias correction.
 
     Args:
-        window: estimates, this step's included; each is one more draw of the block's noise.
+        window: the number of estimates, including this step's; each takes one more draw of the block's noise.
         betas: decay of the first and second moment.
         eps: added to the root.
         as_published: as in the code of AdaMeZO, take plain steps δ = g until t > window + 1, and then
@@ -119,13 +119,13 @@ class RecallAdam(Recall):
 @RULES.register
 @dataclasses.dataclass(frozen=True)
 class AnchorSGD(Recall):
-    """δ = g + g̃, where g̃ is the estimate of the turn's first step, the anchor's; there δ = boost·g̃ (SVRG).
+    """δ = g + g̃, where g̃ is the anchor's estimate, from the turn's first step; on that step δ = boost·g̃ (SVRG).
 
     With the estimator ``Anchored``, g is the difference between θ and the anchor on a small batch, and g̃ the estimate
     at the anchor on a large one.
 
     Args:
-        boost: of the anchor's own step: the ratio η₁/η₂ of the two learning rates of MeZO-SVRG, of which lr is η₂.
+        boost: the factor on the anchor's own step: the ratio η₁/η₂ of MeZO-SVRG's two learning rates; lr is η₂.
     """
 
     boost: float = 1.0
@@ -139,10 +139,10 @@ class AnchorSGD(Recall):
         return past or (now,)
 
     def stride(self, interval: int) -> float:
-        """Every step of a turn repeats the anchor's estimate, so that they add up instead of walking at random.
+        """Every step of a turn repeats the anchor's estimate, so that the steps add up instead of walking at random.
 
-        The differences of later steps are small, and a running size of coefficients counts them, too: the anchor's
-        coefficient is then up to ``interval`` of such sizes, and clamped to :data:`~zeroblock.ops.weigh.LIMIT` of them.
+        The differences of later steps are small, and the running size of the coefficients includes them: the anchor's
+        coefficient is then up to ``interval`` times that size, and clamped to :data:`~zeroblock.ops.weigh.LIMIT` times.
         """
         return max(1.0, (self.boost + interval - 1) / math.sqrt(interval) * min(interval, LIMIT))
 

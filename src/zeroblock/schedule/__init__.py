@@ -1,8 +1,8 @@
-"""Schedules: which blocks are active in which turn.
+"""Schedules: the choice of the blocks that are active in a turn.
 
 A schedule is a pure function of the turn, the number of blocks, the seed and
-``scores``: one number per block, which the optimizer keeps and from which some schedules
-learn.  So every schedule replays and resumes.
+``scores``, one number per block, which the optimizer keeps and some schedules learn
+from.  So every schedule replays and resumes.
 """
 
 from ..errors import ZeroBlockError

@@ -21,13 +21,13 @@ class Adaptive:
         z̄_j ← decay·|c| + (1 - decay)·z̄_j        p_j ∝ exp(z̄_j / temperature)
 
     The temperature has the scale of the coefficients: at 1, the paper's, a block whose coefficients are larger by 10
-    is taken all the time.  :class:`Proportional` has no scale.
+    is chosen nearly always.  :class:`Proportional` has no scale.
 
     Args:
         decay: weight of a new coefficient c in the moving average.
-        temperature: of the softmax.
+        temperature: the temperature of the softmax.
         warmup: turns before the first adaptive choice; 10·N by default.
-        signed: average c itself, as the paper's algorithm writes; its text says the norm, the default here.
+        signed: average c itself, as in the paper's algorithm; its text says the norm, which is the default here.
         first: schedule of the warm-up; the paper's text says random cycles, its algorithm ascending.
     """
 
@@ -63,9 +63,9 @@ class Proportional(Weighing):
 
         z̄_j ← decay·|c| + (1 - decay)·z̄_j        p_j = (1 - floor)·z̄_j^power / Σ z̄^power + floor/N
 
-    Coefficients that are all multiplied by a constant change nothing, and no block starves.  A block that was not
-    visited yet counts as the geometric mean of those that were.  The numbers that choose are stratified: within N turns
-    a block comes nearly as often as its probability says.  As in the paper, the steps are not corrected for the
+    Multiplying all coefficients by a constant changes nothing, and no block starves.  A block that was not visited yet
+    counts as the geometric mean of those that were.  The random numbers are stratified: within N turns a block comes
+    nearly as often as its probability says.  As in the paper, the steps are not corrected for the
     probabilities.
 
     >>> p = Proportional(floor=0.0).probabilities([10.0, 1.0, 1.0, 0.0])  # the last was not visited yet
@@ -75,7 +75,7 @@ class Proportional(Weighing):
     Args:
         decay: weight of a new coefficient c in the moving average.
         power: 1 follows the coefficients, 0 is uniform.
-        floor: share of the turns that all blocks divide equally.
+        floor: the share of the turns that is divided equally among all blocks.
     """
 
     decay: float = 0.1
@@ -106,16 +106,16 @@ class Economical(Weighing):
 
         q_j ∝ z̄_j / √cost_j        p_j = (1 - floor)·q_j + floor/N        weight_j = 1 / (N·p_j)
 
-    With the weight, the expected step is the same whatever the probabilities are: the mean over blocks of each one's
-    step.  Its second moment is Σ z̄_j² / p_j up to a factor, a step takes Σ p_j·cost_j seconds, and the product of both
-    is least at this q.  The floor bounds the weights by 1 / floor.
+    With the weight, the expected step is the mean of the blocks' steps, whatever the probabilities are.  Its second
+    moment is Σ z̄_j² / p_j up to a factor, a step takes Σ p_j·cost_j seconds, and the product of both is least at this
+    q.  The floor bounds the weights by 1 / floor.
 
     Args:
-        costs: seconds per step of each block, in any unit; all equal by default.  ``zeroblock train --schedule
+        costs: the time per step of each block, in any unit; all equal by default.  ``zeroblock train --schedule
             economical`` measures them when a run begins.
         decay: weight of a new coefficient c in the moving average z̄; 0 gives all blocks the same z̄, so that steps need
             not wait for each other's numbers.
-        floor: share of the turns that all blocks divide equally.
+        floor: the share of the turns that is divided equally among all blocks.
     """
 
     costs: tuple[float, ...] = ()
@@ -156,7 +156,7 @@ class Economical(Weighing):
 
 
 def softmax(scores: Sequence[float], temperature: float) -> list[float]:
-    """exp(score / temperature), divided by their sum."""
+    """exp(score / temperature), divided by the sum over blocks."""
     top = max(scores)
     weights = [math.exp((s - top) / temperature) for s in scores]
     total = math.fsum(weights)
@@ -164,7 +164,7 @@ def softmax(scores: Sequence[float], temperature: float) -> list[float]:
 
 
 def follow(scores: list[float], block: int, coeffs: Sequence[float], decay: float) -> None:
-    """Move a block's mean size of coefficients towards the latest; a first visit begins at what is known of others."""
+    """Move a block's mean size of coefficients towards the latest; a first visit starts from the others' mean size."""
     z = sum(map(abs, coeffs)) / len(coeffs)
     if not any(scores):
         scores[block] = z

@@ -1,4 +1,4 @@
-"""What a schedule is: a choice of blocks for every turn."""
+"""The protocol of schedules, which choose the blocks of every turn."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SCHEDULES = Registry("schedule")
 class Schedule(Protocol):
     """Chooses the block of a turn; ``turn`` is ``step // interval``.
 
-    A schedule may have two more methods.  ``choose`` takes the place of ``pick`` where a turn has several blocks, or
-    where its steps have a weight; see :class:`Weighing`.  ``most(n)`` is the largest number of blocks in a turn.
+    A schedule may have two more methods.  ``choose`` replaces ``pick`` if a turn has several blocks or its steps have
+    a weight; see :class:`Weighing`.  ``most(n)`` is the largest number of blocks in a turn.
     """
 
     @property
@@ -50,8 +50,8 @@ class Blind:
 class Weighing(abc.ABC):
     """Base of schedules that choose several blocks for a turn, or weigh its steps.
 
-    A weight multiplies the learning rate of its block: a block that is drawn with another probability than the rest
-    gets the inverse of it, so that the expected step stays the same.
+    A weight multiplies the learning rate of its block: a block that is drawn more or less often than the rest
+    is weighed by the inverse of its probability, so that the expected step stays the same.
     """
 
     @abc.abstractmethod
@@ -66,19 +66,19 @@ class Weighing(abc.ABC):
         return 1
 
     def weight(self, n: int) -> float:
-        """The root mean square of the weights of a block's visits, where no block is preferred."""
+        """The root mean square of the weights of a block's visits, if no block is preferred."""
         return 1.0
 
 
 @functools.lru_cache(maxsize=64)
 def permutation(n: int, key: Key) -> tuple[int, ...]:
-    """A random order of n blocks; a cycle asks for it n times."""
+    """A random order of n blocks; cached, because a cycle asks for it n times."""
     draws = uniform(key, n)
     return tuple(sorted(range(n), key=draws.__getitem__))
 
 
 def stratified(turn: int, n: int, seed: int) -> float:
-    """A uniform number in [0, 1): the n of a cycle of turns fall into n equal parts, one each, in random order.
+    """A uniform number in [0, 1); the n numbers of a cycle of turns fall into n equal parts, one each, in random order.
 
     A block of probability p then comes ⌊np⌋ to ⌈np⌉ + 1 times in a cycle, where independent numbers scatter by √(np).
     """
@@ -87,11 +87,11 @@ def stratified(turn: int, n: int, seed: int) -> float:
 
 
 def located(draw: float, probabilities: Sequence[float]) -> int:
-    """The block whose part of [0, 1) a number falls into."""
+    """The block whose part of [0, 1) contains a number."""
     return min(bisect.bisect_right(list(itertools.accumulate(probabilities)), draw), len(probabilities) - 1)
 
 
 def floored(shares: Sequence[float], floor: float) -> list[float]:
-    """Probabilities in proportion to ``shares``, of which ``floor``/n is the least: (1 - floor)·share + floor/n."""
+    """Probabilities in proportion to ``shares``, each at least ``floor``/n: (1 - floor)·share + floor/n."""
     total = sum(shares)
     return [(1 - floor) * share / total + floor / len(shares) for share in shares]

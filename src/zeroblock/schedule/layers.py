@@ -44,14 +44,14 @@ class Bandit(Weighing):
         p = (1 - floor)·softmax((z̄ / max z̄) / temperature) + floor/N
         k = ⌊keep·N⌋ draws        weight_j = (draws of j)·min(limit, 1 / (k·p_j))
 
-    The expected weight of every block is 1, as long as ``limit`` clamps none.
+    The expected weight of every block is 1 unless ``limit`` clamps it.
 
     Args:
         keep: draws as a fraction of the number of blocks; there is at least one.
-        temperature: of the softmax of scores between 0 and 1.
+        temperature: the temperature of the softmax, over scores between 0 and 1.
         decay: weight of a new coefficient c in the moving average.
-        floor: share of the draws that all blocks divide equally.
-        limit: of inverse probabilities.
+        floor: the share of the draws that is divided equally among all blocks.
+        limit: the largest inverse probability to use.
     """
 
     keep: float = 0.2
