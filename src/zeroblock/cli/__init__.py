@@ -46,7 +46,7 @@ from . import (
 from .flag import App
 
 MAX_MESSAGE = 4000
-"""Characters of a message that are printed."""
+"""Maximum characters of a printed message."""
 
 CommandLineError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """The base class of every mistake in the arguments. typer does not export it, and its module depends on the version."""
@@ -79,7 +79,7 @@ ELSEWHERE = {
     "--gradient-accumulation-steps": "--accumulate", "--gradient_accumulation_steps": "--accumulate",
     "--eval-steps": "--eval-every", "--eval_steps": "--eval-every", "--report-to": "--track", "--report_to": "--track",
 }  # fmt: skip
-"""Our options by the names that they have in MeZO's code and in Hugging Face's examples."""
+"""Our options by their names in MeZO's code and in Hugging Face's examples."""
 
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
@@ -152,14 +152,14 @@ def main() -> None:
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
     """Print our own warnings in one line, and those of other packages only if Python was asked for them (``-W``)."""
-    if os.environ.get("RANK", "0") != "0":  # rank 0 has the same
+    if os.environ.get("RANK", "0") != "0":  # rank 0 prints the same warning
         return
     if issubclass(category, ZeroBlockWarning) or sys.warnoptions:
         typer.echo(f"zeroblock: warning: {shown(' '.join(str(message).split()), MAX_MESSAGE)}", err=True)
 
 
 def _fail(message: str, code: int, who: str | None = None) -> int:
-    """Print an error in one line; of several ranks, the one that it happened to is named."""
+    """Print an error in one line; if there are several ranks, the line names the one that failed."""
     if who is None:
         size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
         who = f"rank {rank}: " if size != "1" else ""

@@ -1,4 +1,4 @@
-"""``zeroblock apply``: bring a fine-tune that came as a file onto its base."""
+"""``zeroblock apply``: apply a fine-tune from a file to its base."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``zeroblock bench``: the cost of a step in time and memory, beside the published procedures."""
+"""``zeroblock bench``: the cost of a step in time and memory, compared with the published procedures."""
 
 from __future__ import annotations
 

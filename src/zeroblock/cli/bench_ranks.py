@@ -1,4 +1,4 @@
-"""``zeroblock bench ranks``: what the ranks that are here gain, and what their messages cost."""
+"""``zeroblock bench ranks``: the speedup of the running ranks, and the cost of their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands of ``zeroblock bench`` share: options, the model and the examples to measure on, and the rows."""
+"""Shared by the commands of ``zeroblock bench``: options, the model and the examples to measure on, and the rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..bench.row import Row
 
 STAND_IN = "smollm2"
-"""Its tokenizer stands in for that of a model without one; the ids are taken modulo the model's vocabulary."""
+"""The model whose tokenizer is used if a model has none; its ids are taken modulo the model's vocabulary."""
 MAX_TOKENS = 2048
 """Longer contexts are cut on the left, as MeZO does."""
 GRAPHS = {"auto": None, "on": True, "off": False}
@@ -47,10 +47,10 @@ Kind = TypeVar("Kind", bound="Row")
 
 
 class Stand(NamedTuple):
-    """What a command measures on.
+    """The model and the examples that a command measures on.
 
     Args:
-        model: loaded on its device.
+        model: the model, loaded on its device.
         pools: examples by task, with token ids that the model knows.
         idle: bytes that the process held before the model was loaded.
     """
@@ -93,7 +93,7 @@ class Sheet(Generic[Kind]):
     A file that cannot be written, or that holds something else, fails here, before anything is measured.
 
     Args:
-        kind: their class.
+        kind: the class of the rows.
         csv: the file; None for none.
     """
 
@@ -130,7 +130,7 @@ def listed(text: str) -> list[str]:
 
 
 def graphed(text: str) -> bool | None:
-    """What ``--graphs`` means for an engine."""
+    """The setting of an engine for ``--graphs``."""
     if text not in GRAPHS:
         raise unknown("choice of --graphs", text, GRAPHS)
     return GRAPHS[text]
@@ -153,7 +153,7 @@ def pool_of(name: str, model: str, data: Path | None, encoded: Path | None, toke
 
 
 def say(text: str) -> None:
-    """Tell the user what happens now, without touching the output."""
+    """Print a progress message to stderr, so that the output stays clean."""
     typer.echo(text, err=True)
 
 

@@ -1,4 +1,4 @@
-"""``zeroblock bench stream``: a step on streamed weights, beside the time of its copies and of its products."""
+"""``zeroblock bench stream``: a step on streamed weights, compared with the time of its copies and its products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``zeroblock doctor``: devices, versions, what is missing, and the command that adds it."""
+"""``zeroblock doctor``: devices, versions, missing packages, and the commands that install them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONAL = {
     "tensorboard": ("track", "--track tensorboard"),
     "ray": ("ray", "sweeps and races on Ray"),
 }
-"""Packages that are not required: the extra that brings each, and what needs it."""
+"""Optional packages: the extra that installs each, and the features that need it."""
 
 
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
@@ -67,7 +67,7 @@ def _smollm2() -> str:
 
 
 def _devices(problems: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The devices, each with the time of a real step on it; what stops zeroblock goes to ``problems``."""
+    """The devices, each with the time of a real step on it; errors that stop zeroblock are added to ``problems``."""
     notes: list[str] = []
     try:
         import torch
@@ -103,7 +103,7 @@ def _devices(problems: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _trial(device: str, problems: list[str]) -> str:
-    """Take a real step of a tiny model; what fails goes to ``problems``."""
+    """Take a real step of a tiny model; a failure is added to ``problems``."""
     import time
 
     try:

@@ -1,4 +1,4 @@
-"""A command line whose help shows flags by their names alone, where typer would write ``<bool>`` beside each."""
+"""A command line whose help shows flags by their names alone; typer would write ``<bool>`` next to each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 
 def _plain(params: list[Any]) -> list[Any]:
-    """The same parameters; flags take no value, so none is shown for them."""
+    """The same parameters; flags take no value, so the help shows none for them."""
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""

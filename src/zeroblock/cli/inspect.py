@@ -96,9 +96,9 @@ def _described(contents: Contents, size: int, missing: int) -> dict[str, Any]:
 
 
 def visits(header: Header, records: Records) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which step moved which block: (n,) steps and (n,) blocks.
+    """The pairs of a step and a block that it moved: (n,) steps and (n,) blocks.
 
-    Records name one block; where a step moves several, the others follow from the schedule.
+    A record names one block; if its step moves several, the others follow from the schedule.
     """
     import numpy as np
 
@@ -114,16 +114,16 @@ def visits(header: Header, records: Records) -> tuple[NDArray[np.int64], NDArray
 
 
 def moved(header: Header, records: Records) -> NDArray[np.float64] | None:
-    """(steps,) the relative size of every step, rms of the step / rms of the weights; None where it cannot be told.
+    """(steps,) the relative size of every step, rms of the step / rms of the weights; None if it is unknown.
 
-    A journal without a learning rate tells it by itself; of others the weights are needed, see ``report.html``.
+    Without a learning rate, the journal is enough to compute it; else the weights are needed, see ``report.html``.
     """
     import numpy as np
 
     from ..report.move import Moves
 
     turns = header.turns()
-    most = 0 if turns is None else turns.most  # nobody knows how many blocks a stranger's schedule chooses
+    most = 0 if turns is None else turns.most  # an unknown schedule may choose any number of blocks
     moves = Moves(header.parts, len(header.blocks), most, clip=header.method.get("clip"))
     if not moves.known:
         return None
@@ -136,7 +136,7 @@ def _finite(value: float) -> float | None:
 
 
 def curve(losses: NDArray[np.float64], points: int = CURVE_POINTS) -> list[float]:
-    """Mean losses of equal stretches of the run, at most ``points`` of them; NaN where none was finite."""
+    """Mean losses of equal stretches of the run, at most ``points`` of them; NaN if no loss in one was finite."""
     import numpy as np
 
     points = min(points, len(losses))
@@ -166,7 +166,7 @@ def sizes(coeffs: NDArray[np.float64]) -> dict[str, float] | None:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Values as bars of eighths; a space where there is none.
+    """Values as a line of bars, with a space for a value that is not finite.
 
     >>> sparkline([0.0, 1.0, 2.0, math.nan])
     '▁▅█ '
@@ -226,7 +226,7 @@ def _print(contents: Contents, described: dict[str, Any]) -> None:
         console.print(blocks)
     if described["card"]:
         card = "\n".join(shown(line, MAX_SHOWN_CHARACTERS) for line in described["card"].splitlines())
-        console.print(Markdown(card, hyperlinks=False))  # a link shows where it leads
+        console.print(Markdown(card, hyperlinks=False))  # print the target of every link
 
 
 def _percent(share: float | None) -> str:
@@ -243,7 +243,7 @@ def _integrity(contents: Contents, missing: int) -> str:
 
 
 def _shown(value: object) -> Text:
-    """Text of a stranger's, without markup and control characters."""
+    """Untrusted text, without markup and control characters."""
     from rich.text import Text
 
     return Text(shown(value, MAX_SHOWN_CHARACTERS))

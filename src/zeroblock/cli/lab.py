@@ -76,9 +76,9 @@ def _studies(quick: bool, seeds: int | None = None) -> dict[str, Study]:
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[tuple[Callable[[], None], Callable[[str], None]]]:
-    """A progress bar: yields a function that advances it, and one that says what is going on.
+    """A progress bar: yields a function that advances it, and one that shows a message.
 
-    Where there is no terminal, each thing said becomes a line with the seconds since the start.
+    Without a terminal, each message becomes a line with the seconds since the start.
     """
     import time
 
@@ -256,7 +256,7 @@ def blocks_of_a_model(
     if economical is None:
         idle = mezo_bcd_adaptive(module, 0.0, eps, partition=cut, schedule=schedule, seed=seed)
         economical = Economical(relative(measured(idle, held[0]), works(module, idle.blocks)))
-    economical.probabilities([0.0] * n)  # it refuses another number of costs
+    economical.probabilities([0.0] * n)  # it refuses a wrong number of costs
     study = Depth(
         optimizer, [objective.__call__ for objective in held], stream,
         tuple(sorted({round(steps * i / points) for i in range(points + 1)})), economical,
@@ -291,7 +291,7 @@ def draw_blocks(
 
 
 def _draw(folder: Path, trajectories: int) -> list[str]:
-    """Draw the table and the journal of a folder; return lines that sum it up."""
+    """Draw the table and the journal of a folder; return lines that summarize it."""
     from ..errors import ZeroBlockError
     from ..lab import figure, profile
     from ..lab.adaptive import diagnose
@@ -305,13 +305,13 @@ def _draw(folder: Path, trajectories: int) -> list[str]:
             figure.save(drawn, folder, name)
     try:
         carry_out(diagnose(folder / JOURNAL, Adaptive(), trajectories=trajectories), folder, Runner())
-    except ZeroBlockError as error:  # a run of no steps, or one that ended within its warm-up
+    except ZeroBlockError as error:  # the run took no steps, or ended during its warm-up
         typer.echo(f"{folder}: no figure of the schedule: {error}", err=True)
     return profile.summary(frame)
 
 
 def _economical(costs: str) -> Any:
-    """A cost-aware schedule from costs with commas between."""
+    """A cost-aware schedule from costs separated by commas."""
     from ..schedule import by_name
 
     return by_name(f"economical:{costs}")
@@ -320,7 +320,7 @@ def _economical(costs: str) -> Any:
 def _objectives(
     module: Any, tokenizer: Any, task: str, data: Path | None, batch: int, batches: int, max_tokens: int, seed: int
 ) -> tuple[list[Any], Any]:
-    """The batches to measure on, which the run does not see, and the run's own batches, without end."""
+    """The batches to measure on, which the run does not see, and an endless stream of batches for the run."""
     import random
 
     from ..engine import Engine

@@ -13,7 +13,7 @@ from ..errors import unknown
 TABLE = Path(__file__).with_name("methods.json")
 """The description of every method, written by ``make methods``.
 
-Describing a method means composing it, which imports torch: 3 s of the 4 that the answer used to
+Describing a method means composing it, which imports torch: 3 s of the 4 that the command used to
 take.  A test compares the file with the methods themselves.
 """
 

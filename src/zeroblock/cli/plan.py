@@ -1,4 +1,4 @@
-"""``zeroblock plan``: how much memory and time a run will take, before it is made."""
+"""``zeroblock plan``: how much memory and time a run will take, before it starts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CHOSEN = {
     "adamezo": "as mezo, and ten numbers per tensor",
     "mezo_svrg": "as mezo, and a copy of the active block",
 }
-"""Methods that are shown if the run takes them, so that the plan stays on one screen."""
+"""Methods that are shown only if the run uses them, so that the plan fits on one screen."""
 
 
 @settings()

@@ -17,7 +17,7 @@ from .replay import Device, Force, Model, Remote, Step, check_new, choose_step, 
 
 KINDS = ("model", "journal")
 SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt", ".md")
-"""Files of a model folder that are sent; weights in pickles and code are not."""
+"""Suffixes of the files of a model folder that are sent; pickled weights and code are not."""
 
 
 def push(
@@ -87,7 +87,7 @@ def _folder(dry_run: Path | None) -> Iterator[Path]:
 
 
 def _write_journal(run: Path, step: str | None, folder: Path, repo: str) -> None:
-    """Export a run's journal, with its card beside it."""
+    """Export a run's journal, with its card."""
     from ..hub import JOURNAL
     from ..journal import export, read
     from ..journal.format import locate
@@ -110,7 +110,7 @@ def _write_journal(run: Path, step: str | None, folder: Path, repo: str) -> None
 
 
 def _name_base(folder: Path) -> None:
-    """Have an adapter name its base as others know it: by its hub id, or by the last part of its path."""
+    """Make an adapter name its base by its hub id, or else by the last part of its path."""
     from ..adapter import CONFIG, base_of
     from ..journal.share import public_name
     from ..report.card import hub_name
@@ -125,12 +125,12 @@ def _name_base(folder: Path) -> None:
 
 
 def _take_model(run: Path, folder: Path, repo: str, link: bool) -> None:
-    """Take the files of a model folder; links, pickles and code stay behind.
+    """Take the files of a model folder, but no links, pickles or code.
 
     Args:
         run: the model folder.
-        folder: where the files go.
-        repo: takes the place of the placeholder in the card.
+        folder: the destination.
+        repo: replaces the placeholder in the card.
         link: share the disk space with the model folder where the file system can.
     """
     from ..report.card import PLACEHOLDER

@@ -152,7 +152,7 @@ def _plan(
     evals: int,
     jobs: int,
 ) -> Race:
-    """Check everything that was asked for, before anything runs."""
+    """Check all options before anything runs."""
     from ..race.plan import Race, enter
     from ..sweep.grid import parse
 
@@ -171,7 +171,7 @@ def _plan(
 
 
 def _preview(courses: list[Course]) -> str:
-    """Say what is going to happen, and how long it takes; of a race that goes on, what is left."""
+    """Describe the race and its expected time; if the race is being continued, only the rest of it."""
     from ..race.stable import BETWEEN_S, START_S, expected_seconds
 
     first, lines, whole = courses[0].race, [], START_S

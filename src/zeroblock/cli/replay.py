@@ -73,7 +73,7 @@ def write_run(
         device: auto, cpu or cuda.
         force: accept other base weights, a newer journal, or one whose last record is damaged.
         trust_remote_code: run the code that comes with the model.
-        repo: where it goes on the hub, if it does.
+        repo: the repository on the hub that receives the folder; None if it is not sent.
     """
     from ..journal.format import locate
     from ..report.card import ANSWERING, AUTO, PLACEHOLDER, Facts, hub_card, pipeline_of
@@ -96,7 +96,7 @@ def write_run(
 
 
 def choose_step(run: Path, step: str | None) -> int | None:
-    """Find the number of steps to take, and say so if it is not the one asked for by number; None for all.
+    """Find the number of steps to take, None for all; print the choice unless the user made it.
 
     Args:
         run: a run's folder, a journal or an exported file.
@@ -126,7 +126,7 @@ def choose_step(run: Path, step: str | None) -> int | None:
 
 
 def _parse(step: str | None) -> int | None:
-    """The number that ``--step`` gives, if it gives one."""
+    """The number in ``--step``, if it is one."""
     if step in (None, "best", "last"):
         return None
     if not (step.isascii() and step.isdecimal()):
@@ -135,7 +135,7 @@ def _parse(step: str | None) -> int | None:
 
 
 def is_kept(run: Path) -> bool:
-    """Whether a run kept its weights and no journal, as ``ft`` does; one that kept neither is refused."""
+    """Whether a run kept its weights and no journal, as ``ft`` does; a run that kept neither raises an error."""
     from ..journal.format import locate
     from ..train.config import BACKPROPAGATION, MEASURED, recorded
     from ..train.folder import Folder
@@ -186,7 +186,7 @@ def copy_kept(run: Path, step: str | None, out: Path) -> int:
 
 
 def check_new(out: Path) -> None:
-    """Refuse a folder that holds something or cannot be written; none is left behind."""
+    """Refuse a folder that is not empty or cannot be created; leave no new folder behind."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ZeroBlockError(f"{str(out)!r} exists already: give a new folder with --out")
     if not out.exists():
@@ -216,9 +216,9 @@ def write_weights(
         device: auto, cpu or cuda.
         force: accept other base weights, a newer journal, or one whose last record is damaged.
         trust_remote_code: run the code that comes with the model.
-        way: the options of the command that take the steps before a loss, see ``check_whole``.
+        way: the options of the command that take only the intact steps, see ``check_whole``.
         random_weights: whether the journal may ask for random weights, which take any amount of memory; by default
-            the one in a run's folder may, and another one if forced.
+            a run's own journal may, and any other one only with ``force``.
     """
     from .. import model as models
     from ..journal import finite, read

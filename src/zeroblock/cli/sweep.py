@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXECUTORS = ("local", "ray")
 MAX_REASON, MAX_LINE = 2000, 1_000_000
-"""Characters that are printed of why a run failed, and of a line of the table."""
+"""Maximum printed characters of the reason why a run failed, and of a line of the table."""
 
 
 Jobs = Annotated[
@@ -98,13 +98,13 @@ def sweep(
 def hiring(
     folder: Path, jobs: int | None, executor: str, address: str | None, cpus: float, gpus: float | None
 ) -> Iterator[tuple[int, Hire]]:
-    """Give the number of runs at a time and what hires hands for them: here, or on Ray while the context lasts.
+    """Yield the number of runs at a time and the function that hires hands for them: local ones, or on Ray.
 
     Args:
-        folder: of the sweep.
+        folder: the sweep's folder.
         jobs: the number of runs at a time; None for one, or with Ray as many as fit.
         executor: local or ray.
-        address: of a cluster of Ray.
+        address: the address of a Ray cluster.
         cpus: cores per run on Ray.
         gpus: GPUs per run on Ray.
     """
@@ -159,7 +159,7 @@ def stoppable(state: Callable[[], str]) -> Iterator[None]:
     """Let Ctrl-C, `timeout` and batch systems stop the work inside cleanly, with the exit status to match.
 
     Args:
-        state: says how far it has come.
+        state: returns the progress as text.
     """
     code: int = 128 + signal.SIGINT
 

@@ -21,7 +21,7 @@ app = App(invoke_without_command=True)
 
 SPLITS = ("train", "dev", "test")
 MAX_CHARACTERS = 1_000_000
-"""Of a line of a prompt that is printed."""
+"""Maximum characters of a printed line of a prompt."""
 
 
 @app.callback()
@@ -140,7 +140,7 @@ def show(
     if json:
         for example, ids in zip(examples, encoded, strict=True):
             line = jsonlib.dumps(_object(task, example, ids, end), ensure_ascii=False)
-            # JSON leaves some control characters as they are, and a terminal would obey them
+            # JSON leaves some control characters as they are, and a terminal would interpret them
             typer.echo(line if line.isprintable() else jsonlib.dumps(jsonlib.loads(line)))
         return
     from rich.console import Console
@@ -200,13 +200,13 @@ def _examples(
         splits = task.load(data, seed=seed)
         return getattr(splits, split)[:limit], splits.note
     rows = task.rows("train", data)
-    # All rows of a file are checked, not only those shown: whoever looks at the data wants to hear of a bad row.
+    # Check all rows of a file, not only those shown: users who look at their data want to know of a bad row.
     checked = rows if isinstance(rows, list) else rows[:limit]
     return tuple(task.example(row) for row in checked)[:limit], ""
 
 
 def _with_gap(example: Example, mask: str) -> Example:
-    """The example as a masked language model reads it: the mask stands where an option belongs."""
+    """The example as a masked language model reads it, with the mask in place of an option."""
     from ..task.encoding import FULL_STOP
 
     before, after = example.gap or (example.context, FULL_STOP)
@@ -271,12 +271,12 @@ def _context(example: Example) -> Any:
 
 
 def _lines(text: str) -> str:
-    """A text line by line, so that newlines stay; other control characters of the file are shown and not obeyed."""
+    """Escape the control characters of a text, except newlines."""
     return "\n".join(shown(line, MAX_CHARACTERS) for line in text.split("\n"))
 
 
 def _facts(task: Task) -> dict[str, str]:
-    """What a run learns from such examples, and how it is measured."""
+    """The data, the loss and the metric of a task, in words."""
     if task.over == "options":
         loss = "cross-entropy over the options"
     else:

@@ -39,10 +39,10 @@ Out = Annotated[Path | None, typer.Option(help="The run's folder; by default a n
 
 
 def settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the settings of a run as options, which it takes as ``**given``: None if not given.
+    """Add the settings of a run to a command as options, which it receives in ``**given``: None if not given.
 
     Args:
-        names: of the settings; all of them by default.
+        names: the names of the settings; all of them by default.
     """
 
     def add_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -80,7 +80,7 @@ def _parameters(names: Collection[str], taken: Collection[str]) -> list[inspect.
 
 
 def _default(value: Any) -> str:
-    """A default as the help shows it; flags that are off and settings left open show none."""
+    """A default as the help shows it; flags that are off and settings without a default show none."""
     if value is None or value is False or value is dataclasses.MISSING:
         return ""
     return " [on]" if value is True else f" [{value}]"
@@ -135,7 +135,7 @@ def train(
 
 
 def launched(flags: Mapping[str, Any]) -> Launch | None:
-    """How torchrun started this process; None if it did not, and then ranks cannot share anything.
+    """How torchrun started this process; None if it did not, in which case options for several ranks are refused.
 
     Args:
         flags: given on the command line.
@@ -188,7 +188,7 @@ def report(result: Result, json: bool, launch: Launch | None = None) -> None:
         for line in json_lines(result):
             typer.echo(jsonlib.dumps(line))
         return
-    # the summary may come from a folder of somebody else's
+    # the summary may come from an untrusted folder
     dev, test, metric = summary["dev"], summary["test"], shown(summary["metric"])
     name = shown(f"{Path(summary['task']).stem}, {summary['method']}")
     typer.echo(f"{name}: {result.steps} step{'' if result.steps == 1 else 's'}, {summary['seconds']:.0f} s")
@@ -213,7 +213,7 @@ def report(result: Result, json: bool, launch: Launch | None = None) -> None:
 
 
 def _exact(numbers: dict[str, Any]) -> str:
-    """Exact match, beside the metric of a generated answer."""
+    """Exact match, to follow the metric of a generated answer."""
     return f", exact match {numbers['exact_match']:.1%}" if numbers.get("exact_match") is not None else ""
 
 

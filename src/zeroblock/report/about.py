@@ -1,4 +1,4 @@
-"""What a run began with, in ``about.json``: its machine, its versions, and the size of every block's weights."""
+"""``about.json``: the machine, the versions, and the size of every block's weights at the start of a run."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def write_about(
     """Write ``about.json`` of a run folder, before the first step.
 
     Args:
-        folder: of the run.
-        model: at its base weights.
-        optimizer: of a zeroth-order method; None for others.
-        sizes: of its blocks; see :func:`block_sizes`.
+        folder: the run's folder.
+        model: the model at its base weights.
+        optimizer: the optimizer of a zeroth-order method; None for other methods.
+        sizes: the sizes of its blocks; see :func:`block_sizes`.
     """
     from ..bench.host import machine
     from ..quantise import elements
@@ -64,9 +64,9 @@ def write_about(
 
 
 def block_sizes(optimizer: ZeroOrder) -> list[float | None]:
-    """The root mean square of the weights of every block; None where they hold no numbers that can be read.
+    """The root mean square of the weights of every block; None for a block without readable numbers.
 
-    Of weights that are sharded every process has to ask.
+    If the weights are sharded, every process must call this.
     """
     return [_rms([optimizer.weights.values(name) for name in block.params]) for block in optimizer.blocks]
 
@@ -85,7 +85,7 @@ def versions(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _rms(tensors: list[Any]) -> float | None:
-    """The root mean square of the elements of some tensors; None where they hold no numbers that can be read."""
+    """The root mean square of the elements of some tensors; None if they hold no readable numbers."""
     import torch
 
     from ..shard import whole
@@ -100,7 +100,7 @@ def _rms(tensors: list[Any]) -> float | None:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """Read ``about.json``; a run of an older version has none, and a ValueError says what is wrong with another."""
+    """Read ``about.json``; empty for a run of an older version, which has none. A damaged file raises a ValueError."""
     try:
         about = json.loads((folder / NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -30,26 +30,26 @@ AUTO = {
 }
 """The classes of transformers that load them."""
 What = Literal["model", "journal"]
-"""What a repository holds: a folder for ``from_pretrained``, or an exported journal."""
+"""The content of a repository: a folder for ``from_pretrained``, or an exported journal."""
 HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
-"""Models that zeroblock has under names of its own, by their hub ids."""
+"""The hub ids of models that have a short name in zeroblock."""
 PLACEHOLDER = "USER/NAME"
 """The repository in the card of a folder that has none yet."""
 MAX_VALUE = 300
-"""Characters of a setting that are shown."""
+"""Maximum characters of a setting that are shown."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a card says about a run.
+    """The facts about a run that its card states.
 
     Args:
-        config: of the run.
-        step: whose weights the repository holds.
+        config: the run's settings.
+        step: the step of the weights in the repository.
         by: how that step was selected; empty if it was not selected by dev.
         measurements: the evaluations of the run.
         adapted: the base of the adapter that the repository holds; empty if it holds whole weights or a journal.
-        pipeline: of transformers, that the model is for.
+        pipeline: the pipeline of transformers for the model.
     """
 
     config: Config
@@ -61,11 +61,11 @@ class Facts:
 
     @classmethod
     def read(cls, run: Path, step: int, weights: Path | None = None) -> Facts | None:
-        """Read them from a run's folder; None if it has no readable configuration.
+        """Read the facts from a run's folder; None if it has no readable configuration.
 
         Args:
-            run: the folder.
-            step: whose weights the repository holds.
+            run: the run's folder.
+            step: the step of the weights in the repository.
             weights: the folder of these weights, if the repository holds them.
         """
         try:
@@ -88,17 +88,17 @@ class Facts:
 
     @property
     def base(self) -> str:
-        """The base by its name of the hub or of zeroblock's own, or by the last part of its path."""
+        """The base's name on the hub or in zeroblock, or the last part of its path."""
         return shown(public_name(self.adapted or self.config.model), MAX_VALUE)
 
     @property
     def task(self) -> str:
-        """The task by its name, or by that of its file."""
+        """The name of the task or of its file."""
         return shown(Path(self.config.task).name, MAX_VALUE)
 
 
 def pipeline_of(folder: Path) -> str:
-    """The pipeline of transformers that a folder's model is for; that of an adapter's base, where it is a folder."""
+    """The pipeline of transformers for a folder's model; for an adapter, that of its base if the base is a folder."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -112,8 +112,8 @@ def hub_card(facts: Facts, what: What, repo: str = PLACEHOLDER) -> str:
     """Write the card of a repository.
 
     Args:
-        facts: of the run.
-        what: the repository holds.
+        facts: the facts about the run.
+        what: the content of the repository.
         repo: ``user/name``.
     """
     config = facts.config
@@ -179,7 +179,7 @@ def hub_name(base: str) -> str | None:
     """The hub id of a base, if it has one.
 
     Args:
-        base: without the folders of this machine.
+        base: the name of the base, without folders of this machine.
 
     >>> hub_name("smollm2"), hub_name("facebook/opt-125m"), hub_name("mine")
     ('HuggingFaceTB/SmolLM2-135M-Instruct', 'facebook/opt-125m', None)
@@ -213,7 +213,7 @@ def _row(label: str, found: dict[str, Measurement]) -> str:
 
 
 def _numbers(one: Evaluation) -> str:
-    """The metric and the loss; one of them where the metric is the loss in other words."""
+    """The metric and the loss; only the loss if the metric is a function of it."""
     return f"{one.loss:.4f}" if is_loss(one.metric) else f"{100 * one.value:.1f} %, loss {one.loss:.4f}"
 
 
@@ -334,7 +334,7 @@ def _use_journal(repo: str, facts: Facts) -> list[str]:
         "import zeroblock as zb",
         "",
         f"model = zb.load({name})  # loads {facts.base}, then takes the steps",
-        *([] if facts.config.adapter else [into]),  # an adapter that is made anew starts from other weights
+        *([] if facts.config.adapter else [into]),  # a new adapter would start from other weights
         "```",
         "",
         "As a folder for `from_pretrained`:",
@@ -346,12 +346,12 @@ def _use_journal(repo: str, facts: Facts) -> list[str]:
 
 
 def public_card(text: str, tags: Sequence[str], base: str) -> str:
-    """Put front matter before the card of an exported file, whose run is not at hand.
+    """Put front matter before the card of an exported file, whose run is not available.
 
     Args:
         text: the card in the file.
-        tags: of the repository.
-        base: the base by its name in the file.
+        tags: the repository's tags.
+        base: the name of the base in the file.
     """
     from huggingface_hub import ModelCardData
 

@@ -44,21 +44,21 @@ STYLE: dict[str, Any] = {
 }
 
 SIZE_INCHES = (4.8, 3.0)
-"""In inches: 960 by 600 pixels, half the width of the README."""
+"""Width and height: 960 by 600 pixels, half the width of the README."""
 
 MIN_COLUMNS, MAX_COLUMNS, VISITS_PER_COLUMN = 12, 60, 10
-"""Of the heat map: a block is visited about ten times per column, because fewer visits would show noise."""
+"""Columns of the heat map: a block is visited about ten times per column, because fewer visits would show noise."""
 
 MAX_POINTS = 200
-"""Of a smoothed curve."""
+"""Maximum points of a smoothed curve."""
 
 
 def loss(path: Path, title: str, steps: Mapping[str, NDArray[Any]], dev: Series) -> None:
-    """Training loss, every step and smoothed, with the dev loss of each evaluation.
+    """Draw the training loss, every step and smoothed, with the dev loss of each evaluation.
 
     Args:
-        path: of the PNG file.
-        title: above the axes.
+        path: the PNG file.
+        title: the text above the axes.
         steps: the columns ``step`` and ``loss``, (n,) each; empty for a run without training steps.
         dev: evaluations on dev.
     """
@@ -78,14 +78,14 @@ def loss(path: Path, title: str, steps: Mapping[str, NDArray[Any]], dev: Series)
 
 
 def metric(path: Path, title: str, name: str, splits: Mapping[str, Series], selected: tuple[int, str]) -> None:
-    """The metric of every evaluation on dev and test.
+    """Draw the metric of every evaluation on dev and test.
 
     Args:
-        path: of the PNG file.
-        title: above the axes.
-        name: of the metric.
+        path: the PNG file.
+        title: the text above the axes.
+        name: the name of the metric.
         splits: evaluations on ``dev`` and ``test``.
-        selected: the step that dev selected, and the number that selected it.
+        selected: the step that dev selected, and the criterion.
     """
     with _sheet(path, title) as axes:
         for split, points in splits.items():
@@ -100,11 +100,11 @@ def metric(path: Path, title: str, name: str, splits: Mapping[str, Series], sele
 
 
 def blocks(path: Path, title: str, steps: Mapping[str, NDArray[Any]], count: int) -> None:
-    """How often each block was moved, over time.
+    """Draw how often each block was moved, over time.
 
     Args:
-        path: of the PNG file.
-        title: above the axes.
+        path: the PNG file.
+        title: the text above the axes.
         steps: the columns ``step`` and ``block``, (n,) each.
         count: the number of blocks.
     """
@@ -129,7 +129,7 @@ def blocks(path: Path, title: str, steps: Mapping[str, NDArray[Any]], count: int
 
 @contextmanager
 def _sheet(path: Path, title: str, size: tuple[float, float] = SIZE_INCHES) -> Iterator[Axes]:
-    """One pair of axes in the common style, saved at the end; without pyplot nothing is shown or kept open."""
+    """Yield axes in the common style, and save them at the end; without pyplot no figure is shown or kept open."""
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()

@@ -10,7 +10,7 @@ from .html_chart import text
 
 REPORT = "report.html"
 MAX_TEXT = 4000
-"""Characters of a text from a file that a page shows."""
+"""Maximum characters of a text from a file that a page shows."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
 """The browser fetches nothing, whatever the files of a run say."""
 
@@ -19,7 +19,7 @@ def page(title: str, body: Iterable[str]) -> str:
     """A whole document.
 
     Args:
-        title: of the window; plain text.
+        title: the title of the window, as plain text.
         body: parts of the page, as HTML.
     """
     here = Path(__file__)
@@ -44,9 +44,9 @@ def card(title: str, *parts: str, style: str = "") -> str:
     """A section with a heading.
 
     Args:
-        title: as HTML.
-        parts: as HTML.
-        style: another class.
+        title: the heading, as HTML.
+        parts: the content, as HTML.
+        style: an additional class.
     """
     return f'<section class="card {style}"><h2>{title}</h2>{"".join(parts)}</section>'
 
@@ -57,13 +57,13 @@ def fact(value: str, label: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[int] = (), chosen: int = -1) -> str:
-    """A table, its cells as HTML.
+    """A table whose cells are HTML.
 
     Args:
-        head: of the columns.
-        rows: cells.
-        numbers: columns that are aligned on the right.
-        chosen: the row that is set in bold.
+        head: the headings of the columns.
+        rows: the cells of every row.
+        numbers: right-aligned columns.
+        chosen: the row in bold.
     """
     style = dict.fromkeys(numbers, ' class="n"')
 
@@ -93,12 +93,12 @@ def command(label: str, line: str) -> str:
 
 
 def bar(fraction: float, label: str, style: str = "") -> str:
-    """A bar in a table, and its number behind it.
+    """A bar in a table, followed by its number.
 
     Args:
-        fraction: of its full length; more than 1 is drawn as 1.
-        label: as HTML.
-        style: another class.
+        fraction: the fraction of the full length, clamped to [0, 1].
+        label: the number, as HTML.
+        style: an additional class.
     """
     width = min(max(fraction, 0.0), 1.0) if fraction == fraction else 0.0
     return (
@@ -116,7 +116,7 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time for people.
+    """A time in seconds, minutes or hours.
 
     >>> span(0.25), span(75), span(7500)
     ('0.2 s', '1 min 15 s', '2 h 5 min')
@@ -130,7 +130,7 @@ def span(seconds: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Bytes for people.
+    """A number of bytes with a suitable unit.
 
     >>> size(900), size(20_480), size(1_500_000_000)
     ('900 bytes', '20.5 kB', '1.50 GB')

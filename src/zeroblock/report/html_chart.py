@@ -20,9 +20,9 @@ WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 36
 """Margins of a line chart, for its ticks."""
 MAX_POINTS = 300
-"""Points of a line; more are gathered into medians, between the values that 5 % and 95 % of them stay below."""
+"""Maximum points of a line; more are grouped into medians, with a band from the 5 % to the 95 % quantile."""
 MAX_COLUMNS, MAX_ROWS = 90, 96
-"""Cells of the chart of blocks; more steps or blocks share a cell."""
+"""Maximum cells of the chart of blocks; more steps or blocks share a cell."""
 LEVELS = 6
 """Shades of a cell."""
 
@@ -32,7 +32,7 @@ class Line:
     """One line of a chart.
 
     Args:
-        label: in the legend.
+        label: the text in the legend.
         style: a class of ``html.css``.
         x: steps, (n,).
         y: values, (n,); those that are not finite are left out.
@@ -51,10 +51,10 @@ class Level:
     """A horizontal line, such as the result before training, or a vertical one at a step.
 
     Args:
-        label: in the legend.
+        label: the text in the legend.
         style: a class of ``html.css``.
         at: the value, or the step.
-        vertical: whether it stands at a step.
+        vertical: whether the line is vertical, at a step.
     """
 
     label: str
@@ -64,17 +64,17 @@ class Level:
 
 
 def text(value: object) -> str:
-    """Text as HTML shows it; nothing in it is markup."""
+    """Escape text for HTML, so that nothing in it is markup."""
     return html.escape(str(value), quote=True)
 
 
 def attribute(data: Any) -> str:
-    """Numbers and names for the script, as the value of an attribute."""
+    """Encode data for the script as the value of an attribute."""
     return text(json.dumps(data, separators=(",", ":"), allow_nan=False))
 
 
 def number(value: float) -> str:
-    """A number for people, with about four digits.
+    """Format a number for display, with about four digits.
 
     >>> number(1234567.0), number(0.000123), number(0.5), number(12)
     ('1,234,567', '1.23e-4', '0.5', '12')
@@ -105,7 +105,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def gathered(x: NDArray[Any], y: NDArray[Any], points: int = MAX_POINTS) -> tuple[NDArray[Any], NDArray[Any]]:
-    """At most so many points: steps, (n,), and for each the 5 %, 50 % and 95 % quantiles of its values, (n, 3)."""
+    """Group values into at most ``points``: steps, (n,), and the 5 %, 50 % and 95 % quantiles at each, (n, 3)."""
     keep = np.isfinite(y)
     x, y = np.asarray(x)[keep], np.asarray(y, dtype=float)[keep]
     if len(x) <= points:
@@ -120,8 +120,8 @@ def view(values: Iterable[float], certain: Iterable[float] = ()) -> tuple[float,
     """A range that shows all but the extreme hundredth of some values, so that a spike does not flatten the curve.
 
     Args:
-        values: those of a noisy line.
-        certain: values that are shown in any case.
+        values: values of noisy lines.
+        certain: values that are always shown.
     """
     finite = np.array([value for value in values if math.isfinite(value)])
     inside = [*(np.quantile(finite, [0.005, 0.995]) if len(finite) else ()), *(v for v in certain if math.isfinite(v))]
@@ -138,11 +138,11 @@ def line_chart(
     """Draw lines over steps, with a legend.
 
     Args:
-        name: of the chart, for readers of the screen.
-        lines: at least one with a point.
-        levels: lines across.
-        unit: behind every value of the y axis, such as ``%``.
-        noisy: styles of the lines whose extremes may lie outside.
+        name: the name of the chart, for screen readers.
+        lines: the lines, at least one of them with a point.
+        levels: horizontal and vertical lines across the chart.
+        unit: the text after every value of the y axis, such as ``%``.
+        noisy: styles of the lines whose extremes may lie outside the chart.
     """
     xs = [float(value) for line in lines for value in line.x]
     low_x, high_x = (min(xs), max(xs)) if xs else (0.0, 1.0)
@@ -218,11 +218,11 @@ def activity_chart(name: str, steps: NDArray[Any], block: NDArray[Any], coeff: N
     """Draw which blocks were active when: a row per block, darker where its coefficients were larger.
 
     Args:
-        name: of the chart.
+        name: the name of the chart.
         steps: numbers of the steps, (n,).
-        block: the active block of each, (n,).
-        coeff: the coefficient of each, (n,).
-        names: of the blocks, from input to output.
+        block: the active block of each step, (n,).
+        coeff: the coefficient of each step, (n,).
+        names: the names of the blocks, from input to output.
     """
     group = -(-len(names) // MAX_ROWS)
     labels = [
@@ -250,7 +250,7 @@ def activity_chart(name: str, steps: NDArray[Any], block: NDArray[Any], coeff: N
         shades[shade].append(f"M{left + c * cell:.1f} {r * height + 1}h{wide:.1f}v{height - 2}h-{wide:.1f}z")
         rms = float(f"{size[r, c]:.3g}") if counts[r, c] else None
         cells.append([int(r), int(c), int(visits[r, c]), rms])
-    every = max(1, -(-14 // height))  # rows are never so low that their labels touch
+    every = max(1, -(-14 // height))  # skip labels of low rows, which would touch each other
     bottom = len(labels) * height
     shown = [
         f'<text x="{left - 8}" y="{r * height + height / 2 + 4:.1f}" text-anchor="end">'

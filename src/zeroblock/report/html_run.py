@@ -1,4 +1,4 @@
-"""``report.html`` of a run: its result beside the baseline, its curves, its blocks, its commands, on one page."""
+"""``report.html`` of a run: its result next to the baseline, its curves, blocks and commands, on one page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .source import Source, read_source
 from .summary import LOSS, setback
 
 MAX_TABLE_BLOCKS = 400
-"""Rows of the table of blocks."""
+"""Maximum rows of the table of blocks; with more blocks there is none."""
 MEDIAN_OF = 50
 """The smoothed loss is a median over a fiftieth of the run."""
 FILES = ("summary.md", "config.toml", "metrics.jsonl", "steps.csv", "summary.json", "journal.zbj", "about.json")
@@ -81,7 +81,7 @@ def _at(source: Source, split: str, step: int) -> dict[str, Any] | None:
 
 
 def _result(source: Source) -> str:
-    """The result, and the same model before training beside it."""
+    """The result, next to the same model before training."""
     summary = source.summary
     if summary is None:
         return card("No result yet", '<p class="soft">The first evaluation of trained weights brings one.</p>')
@@ -126,7 +126,7 @@ def _change(points: float, unit: str) -> str:
 
 
 def _alarm(source: Source, summary: dict[str, Any]) -> str:
-    """The warning that ``train`` and ``summary.md`` give too, from the evaluations of this page; or nothing."""
+    """The warning of ``train`` and ``summary.md``, computed from the evaluations of this page, or nothing."""
     seen = {split: (_at(source, split, summary["selected_step"]), _at(source, split, 0)) for split in SPLITS}
     judged = summary | {"lr": source.config.lr, "clip": source.config.clip}
     for split, (now, _) in seen.items():
@@ -161,7 +161,7 @@ def _facts(source: Source) -> str:
 
 
 def _charts(source: Source) -> Iterator[str]:
-    """The loss and the metric over the steps, where there is something to draw."""
+    """Charts of the loss and the metric over the steps, if there is something to draw."""
     steps, dev = source.steps, source.splits["dev"]
     chosen = [] if source.summary is None or not source.config.trains else [source.summary["selected_step"]]
     at_chosen = [Level("selected step", "c-chosen", step, vertical=True) for step in chosen]
@@ -202,7 +202,7 @@ def _medians(x: Any, y: Any) -> tuple[Any, Any, int]:
 
 
 def _names(source: Source) -> list[str]:
-    """Names of the blocks; those that no file names are numbered."""
+    """Names of the blocks; blocks without a known name are numbered."""
     steps = source.steps["block"]
     known = [shown(name) for name in source.blocks]
     count = max(len(known), int((source.summary or {}).get("blocks") or 0), int(steps.max()) + 1 if len(steps) else 0)
@@ -225,7 +225,7 @@ def _activity(source: Source) -> str:
 
 
 def _moves(source: Source) -> NDArray[np.float64] | None:
-    """(steps,) the size of every step beside its block's weights; None where it cannot be told."""
+    """(steps,) the size of every step relative to its block's weights; None if it is unknown."""
     coeffs = source.coeffs()
     if coeffs is None:
         return None
@@ -242,7 +242,7 @@ def _moves(source: Source) -> NDArray[np.float64] | None:
 
 
 def _blocks(source: Source) -> str:
-    """A table of the blocks: how often each was active, its coefficients, and how far it moved beside its weights."""
+    """A table of the blocks: visits, coefficients, and how far each block moved relative to its weights."""
     names, steps = _names(source), source.steps
     known = np.isfinite(steps["coeff"])
     if not known.any() or len(names) > MAX_TABLE_BLOCKS:
@@ -330,7 +330,7 @@ def _environment(source: Source) -> str:
 
 
 def _settings(source: Source) -> str:
-    """The settings that differ from their defaults, and all of them on request."""
+    """The settings that differ from their defaults, and the others in a fold-out."""
     fields = {field.name: field.default for field in dataclasses.fields(source.config)}
     values = {name: getattr(source.config, name) for name in fields}
     chosen = {name: value for name, value in values.items() if value is not None and value != fields[name]}

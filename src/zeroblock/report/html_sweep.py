@@ -1,4 +1,4 @@
-"""``report.html`` of a sweep: its table, the seeds behind every mean, what dev chose, and every run."""
+"""``report.html`` of a sweep: its table, the seeds behind every mean, the choices of dev, and every run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .html import REPORT, card, command, fact, page, percent, plain, span, table
 from .html_chart import attribute, number, text, ticks, view
 
 MAX_CELLS = 10_000
-"""Rows of the tables that a report shows."""
+"""Maximum rows that a report reads from a table."""
 ROW_HEIGHT, LABEL, WIDTH = 30, 190, 560
 FILES = ("table.md", "table.csv", "runs.csv")
 KNOWN = (
@@ -42,7 +42,7 @@ def write_report(folder: Path) -> Path:
     """Write ``report.html`` of a sweep's folder from its tables, and return its path.
 
     Args:
-        folder: with ``table.md``, ``table.csv`` and ``runs.csv``.
+        folder: the sweep's folder, with ``table.md``, ``table.csv`` and ``runs.csv``.
     """
     cells, runs = _read(folder / "table.csv"), _read(folder / "runs.csv")
     head = (folder / "table.md").read_text(encoding="utf-8").splitlines()[:3]
@@ -141,7 +141,7 @@ def _facts(runs: Sequence[Row], done: Sequence[Row], rows: list[str], tasks: lis
 
 
 def _dots(task: str, rows: list[str], cells: Mapping[tuple[str, str], Row], runs: Sequence[Row]) -> str:
-    """One line per row of the table: a dot per run, faint where dev did not choose it, and a bar at the mean."""
+    """One line per row of the table: a dot per run, faint if dev did not choose the run, and a bar at the mean."""
     mine = [
         run
         for run in runs

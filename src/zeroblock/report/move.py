@@ -1,4 +1,4 @@
-"""How far steps move a block, beside the size of its weights."""
+"""How far steps move a block, relative to the size of its weights."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 
 class Moves:
-    """The relative size of steps, one after another: rms of the step / rms of the weights.
+    """The relative sizes of successive steps: rms of the step / rms of the weights.
 
-    Steps without a learning rate say it themselves, because they are in units of the weights; for plain
-    descent the sizes of the blocks have to be known.
+    Without a learning rate, steps are in units of the weights, so the records are enough; for plain
+    descent the sizes of the blocks must be known.
 
     >>> moves = Moves({"subspace": "Relative(subspace=Full())", "rule": "Sign()"}, blocks=2, most=1)
     >>> moves.next(0, 0.004, (-17.0,))
@@ -18,10 +18,11 @@ class Moves:
 
     Args:
         parts: the composition in words, ``optimizer.parts``.
-        blocks: how many there are.
-        most: blocks that one step may move; a record names one of them, so of several nothing can be told.
+        blocks: the number of blocks.
+        most: the maximum number of blocks that one step moves; if it is not 1, sizes are unknown, because a record
+            names one block.
         sizes: root mean square of the weights of every block, where it is known.
-        clip: of the coefficients.
+        clip: the bound to which coefficients are clamped.
     """
 
     def __init__(
@@ -43,11 +44,11 @@ class Moves:
 
     @property
     def known(self) -> bool:
-        """Whether the size of a step can be told."""
+        """Whether the sizes of steps can be computed."""
         return self.normalized or self.sign or any(self.sizes)
 
     def next(self, block: int, lr: float, coeffs: Sequence[float]) -> float | None:
-        """The relative size of the next step; None where it cannot be told, 0 for one that moved nothing."""
+        """Return the relative size of the next step: None if it is unknown, 0 if the step moved nothing."""
         if not self.known:
             return None
         if not coeffs or not all(map(math.isfinite, coeffs)):

@@ -22,7 +22,8 @@ def write_page(folder: Path) -> None:
     """Write ``summary.md``, ``figures/*.png`` and ``report.html`` of a run that has finished.
 
     Args:
-        folder: with ``config.toml``, ``metrics.jsonl`` and ``summary.json``; ``steps.csv`` where it trained.
+        folder: the run's folder, with ``config.toml``, ``metrics.jsonl``, ``summary.json``, and ``steps.csv`` if the
+            run trained.
     """
     source = read_source(folder)
     config, summary, splits, steps = source.config, source.summary, source.splits, source.steps
@@ -50,7 +51,7 @@ def write_page(folder: Path) -> None:
 
 
 def _title(config: Config) -> str:
-    """The run in three words: its own data and a model's folder are named without their path."""
+    """The task, the method and the model; files and folders are named without their path."""
     return shown(f"{Path(config.task).stem}, {config.method}, {Path(config.model).name}")
 
 
@@ -108,12 +109,12 @@ def _percent(point: Mapping[str, Any] | None) -> str:
     value = worded(point["metric"], point["value"], " %").partition(" ")[2]
     if exact is None:
         return value
-    loss = point.get("loss")  # which moves long before generated answers do
+    loss = point.get("loss")  # it moves long before generated answers do
     return f"{value} (exact match {100 * exact:.1f} %{'' if loss is None else f', loss {loss:.4f}'})"
 
 
 def _facts(folder: Path, config: Config, summary: Mapping[str, Any], steps: Steps) -> list[str]:
-    """Settings, time and memory, and where to find the rest."""
+    """Settings, time and memory, and links to the other files."""
     lines = []
     if config.trains:
         rate = "automatic lr" if config.lr is None else f"lr {config.lr:g}"

@@ -22,9 +22,9 @@ from .about import read_about
 from .summary import MAX_BLOCKS, MODEL, check_summary, summarize
 
 MAX_STEP = 2**32
-"""Steps that a run may have."""
+"""Maximum number of steps of a run."""
 MAX_HEADING = 2000
-"""Characters of the heading and of the command."""
+"""Maximum characters of the heading and of the command."""
 STEP_COLUMNS = ("loss", "lr", "coeff")
 
 Evaluations = dict[str, list[dict[str, Any]]]
@@ -36,9 +36,9 @@ class Source:
     """Everything that a report on a run is made of.
 
     Args:
-        folder: of the run.
-        config: its settings.
-        command: the command that makes it again.
+        folder: the run's folder.
+        config: the run's settings.
+        command: the command that repeats the run.
         summary: the result so far; None before the first evaluation of trained weights.
         finished: whether the run has ended.
         splits: evaluations of each split, in the order of their steps.
@@ -72,9 +72,9 @@ class Source:
         return path if path.is_file() else None
 
     def coeffs(self) -> list[list[float]] | None:
-        """The coefficients of every step, one per probe, which the journal has; None where it has not all steps.
+        """The coefficients of every step, one per probe, from the journal; None if it does not have all steps.
 
-        The column of the steps holds their mean, and a method may have several probes of its own.
+        The column ``coeff`` holds only their mean, and a method may have several probes.
         """
         from ..journal import read as read_journal
 
@@ -86,11 +86,11 @@ class Source:
 
     @property
     def blocks(self) -> list[str]:
-        """The names of the blocks, as far as they are known."""
+        """The known names of the blocks."""
         return [block["name"] for block in self.about.get("blocks", [])]
 
     def commands(self) -> dict[str, str]:
-        """The commands that continue, rebuild, share and repeat the run, by what they do."""
+        """The commands that continue, rebuild, share and repeat the run, by their labels."""
         place = str(self.folder)
         commands = {}
         if self.journal is not None:
@@ -110,12 +110,13 @@ class Source:
 
 
 def read_source(folder: Path) -> Source:
-    """Read the files of a run folder; damaged ones are refused in one line.
+    """Read the files of a run folder; a damaged file raises a one-line error.
 
     Args:
-        folder: with ``config.toml``; ``metrics.jsonl``, ``steps.csv`` and ``summary.json`` as far as the run has come.
+        folder: the run folder, with ``config.toml`` and, if already written, ``metrics.jsonl``, ``steps.csv`` and
+            ``summary.json``.
     """
-    config = recorded(folder / "config.toml", trust_remote_code=True)  # no model is loaded here, so nothing is run
+    config = recorded(folder / "config.toml", trust_remote_code=True)  # no model is loaded here, so no code runs
     config = config.replace(trust_remote_code=read(folder / "config.toml").get("trust_remote_code") is True)
     command = (folder / "config.toml").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
     name = ""
@@ -152,7 +153,7 @@ def _journal_blocks(folder: Path) -> tuple[str, ...]:
 
 
 def _by_split(measurements: list[Measurement]) -> Evaluations:
-    """The evaluations of each split in the order of their steps; of two at one step, the later."""
+    """The evaluations of each split in the order of their steps; if a step has two, the later one counts."""
     by_step: dict[str, dict[int, dict[str, Any]]] = {split: {} for split in SPLITS}
     for measurement in measurements:
         by_step[measurement.split][measurement.step] = {
@@ -166,7 +167,7 @@ def _steps(path: Path, blocks: int) -> Steps:
     """The columns ``step``, ``block``, ``loss``, ``lr`` and ``coeff``, (n,) each; NaN where a number is missing.
 
     Args:
-        path: the file; one that is missing has no rows.
+        path: the file; a missing file has no rows.
         blocks: the number of blocks.
     """
     rows: list[dict[str, str]] = []

@@ -32,21 +32,21 @@ SHAPE: dict[str, Any] = {
     "dev": {"value": _NUMBER, "n": int, "exact_match": _OPTIONAL},
     "test": {"selected": _NUMBER, "best": _NUMBER, "best_step": int, "n": int, "exact_match": _OPTIONAL},
 }
-"""The entries of ``summary.json`` that others rely on, with their types."""
+"""The entries of ``summary.json`` that other code relies on, with their types."""
 MAX_LINE = 2000
-"""Characters of a command."""
+"""Maximum characters of a command."""
 MAX_BLOCKS = 100_000
-"""The linear layers of the largest mixtures of experts are half as many; a figure of more would fill the memory."""
+"""The largest mixtures of experts have half as many linear layers; a figure of more blocks would fill the memory."""
 
 
 RISE = 0.01
-"""Fraction by which a loss must rise before a run is said to have got worse."""
+"""Fraction by which a loss must rise before a run is reported as worse."""
 LOSS = "zero_shot_loss"
 """The entry of ``summary.json`` with the losses before training."""
 ADAPTER = "adapter"
-"""The folder of a run for the adapter of its selected step, as PEFT saves it."""
+"""The subfolder of a run with the adapter of its selected step, as PEFT saves it."""
 MODEL = "model"
-"""The folder of a run that ``from_pretrained`` loads: ``ft`` writes it, and ``zeroblock replay`` is told to."""
+"""The subfolder of a run for ``from_pretrained``: ``ft`` and the suggested ``zeroblock replay`` command write it."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Selection:
 
     Args:
         step: the step.
-        by: what decided, such as ``dev loss``.
+        by: the criterion, such as ``dev loss``.
     """
 
     step: int
@@ -68,7 +68,7 @@ def selection(folder: Path) -> Selection | None:
     A run that has not finished has no summary, so its evaluations so far decide.
 
     Args:
-        folder: of the run; files that are damaged or missing select nothing.
+        folder: the run's folder; damaged or missing files select nothing.
     """
     try:
         summary = check_summary(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
@@ -97,7 +97,7 @@ def _points(config: Config, measurements: Sequence[Measurement]) -> tuple[Points
     points: Points = {}
     for one in measurements:
         points.setdefault(one.step, {})[one.split] = one.evaluation
-    # a file may hold half an evaluation at a step where the run makes none
+    # a forged file may hold only one of the splits, at a step that the run does not evaluate
     points = {step: splits for step, splits in points.items() if splits.keys() >= set(SPLITS)}
     return points, {step: splits for step, splits in points.items() if step > 0 or not config.trains}
 
@@ -111,12 +111,12 @@ Points = dict[int, dict[str, Evaluation]]
 
 
 def summarize(config: Config, measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """Report the dev-selected result, and beside it the paper's: the best test value of all evaluations.
+    """Report the dev-selected result, and the paper's as well: the best test value of all evaluations.
 
     An evaluation before the first step of a training run is its zero-shot result, and is never selected.
 
     Args:
-        config: of the run.
+        config: the run's settings.
         measurements: dev and test at every evaluated step.
     """
     points, after = _points(config, measurements)
@@ -152,11 +152,11 @@ def summarize(config: Config, measurements: Sequence[Measurement]) -> dict[str, 
 
 
 def select(evaluations: dict[int, Evaluation], by_loss: bool) -> int:
-    """Select the step to report: the lowest dev loss, as in MeZO, or the highest dev metric; the first of equals.
+    """Select the step to report: the lowest dev loss, as in MeZO, or the highest dev metric; the earliest of equals.
 
     Args:
-        evaluations: on dev, by step.
-        by_loss: which of the two.
+        evaluations: the evaluations on dev, by step.
+        by_loss: whether to select by loss.
     """
 
     def merit(step: int) -> float:
@@ -168,13 +168,13 @@ def select(evaluations: dict[int, Evaluation], by_loss: bool) -> int:
 
 
 def before(summary: Mapping[str, Any], split: str) -> str:
-    """Write the loss, and metric and loss before training, to stand beside the metric; empty if not measured.
+    """Write the loss, and metric and loss before training, to follow the metric; empty if not measured.
 
     >>> before({"dev": {"loss": 0.25}, "zero_shot": {"dev": 0.5}, "zero_shot_loss": {"dev": 0.75}}, "dev")
     ', loss 0.2500; before training 50.0%, loss 0.7500'
     """
     now, value, was = (_number(summary, *path) for path in ((split, "loss"), ("zero_shot", split), (LOSS, split)))
-    if is_loss(summary.get("metric", "")):  # which leads the line
+    if is_loss(summary.get("metric", "")):  # the loss is already at the start of the line
         return "" if was is None else f"; before training loss {was:.4f}"
     text = "" if now is None else f", loss {now:.4f}"
     if value is not None:
@@ -183,14 +183,14 @@ def before(summary: Mapping[str, Any], split: str) -> str:
 
 
 def setback(summary: Mapping[str, Any]) -> str:
-    """Say that a run ended worse than it began, and what to try; empty if it did not.
+    """Warn that a run ended worse than it began, with advice; empty if it did not.
 
-    It compares what dev selected by, and the metric on test, with their values before training.  A metric p on n
-    examples has fallen if it lost more than its standard error, √(p(1 − p)/n): one example more or less is chance.
-    A loss has risen if it did by more than ``RISE`` of itself.
+    It compares the criterion of the selection on dev, and the metric on test, with their values before training.  A
+    metric p on n examples has fallen if it lost more than its standard error, √(p(1 − p)/n): one example more or less
+    is chance.  A loss has risen if it grew by more than the fraction ``RISE``.
 
     Args:
-        summary: of a training run; one without an evaluation before the first step is never worse.
+        summary: the summary of a training run; one without an evaluation before the first step is never worse.
     """
     found = []
     if summary["selected_by"] == "dev loss":
@@ -212,7 +212,7 @@ def setback(summary: Mapping[str, Any]) -> str:
 
 
 def _fallen(summary: Mapping[str, Any], split: str, now: float) -> list[str]:
-    """Say that the metric on a split has fallen, if it has by more than chance."""
+    """Return a line if the metric on a split has fallen by more than chance, else nothing."""
     was, n = _number(summary, "zero_shot", split), max(1, summary[split]["n"])
     if was is None or now >= was - math.sqrt(max(0.0, was * (1 - was)) / n):
         return []
@@ -231,7 +231,7 @@ def _short(number: float) -> str:
 
 
 def _number(summary: Mapping[str, Any], *path: str) -> float | None:
-    """A number of a summary that may come from anyone; None where there is no finite one."""
+    """Return a number of an untrusted summary; None if it is missing or not finite."""
     value: Any = summary
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
@@ -240,11 +240,11 @@ def _number(summary: Mapping[str, Any], *path: str) -> float | None:
 
 
 def weights_line(folder: Path, summary: Mapping[str, Any]) -> str:
-    """The command that makes the weights of the selected step, or where they (or the adapter) are; empty if nowhere.
+    """The command that rebuilds the weights of the selected step, or the folder of the weights or adapter, or nothing.
 
     Args:
-        folder: of the run.
-        summary: its result.
+        folder: the run's folder.
+        summary: the run's result.
     """
     model, adapter = folder / MODEL, folder / ADAPTER
     if summary.get("adapter") and adapter.is_dir():
@@ -255,7 +255,7 @@ def weights_line(folder: Path, summary: Mapping[str, Any]) -> str:
 
 
 def weights_title(summary: Mapping[str, Any], why: str = "") -> str:
-    """The words before :func:`weights_line`: which step it gives, why that one, and what loads it."""
+    """The words before :func:`weights_line`: the step, the reason for it, and the class that loads the result."""
     step = f"step {summary['selected_step']:,}{why}"
     adapted = bool(summary.get("adapter"))
     what, loader = ("adapter", "PeftModel.from_pretrained") if adapted else ("weights", "from_pretrained")
@@ -263,7 +263,7 @@ def weights_title(summary: Mapping[str, Any], why: str = "") -> str:
 
 
 def ending(folder: Path, summary: Mapping[str, Any]) -> list[str]:
-    """The end of a run as lines of Markdown: a warning if it got worse, and where its weights are."""
+    """The end of a run as lines of Markdown: a warning if it got worse, and how to get its weights."""
     lines = []
     if summary["steps"] and (warning := setback(summary)):
         lines += ["", "> [!CAUTION]", f"> This run got {warning}."]
@@ -274,7 +274,7 @@ def ending(folder: Path, summary: Mapping[str, Any]) -> list[str]:
 
 
 def check_summary(summary: Any) -> dict[str, Any]:
-    """Return the content of a ``summary.json`` if it is one; a ValueError says what is wrong with it."""
+    """Return the content of a ``summary.json`` if it is valid; a ValueError says what is wrong with it."""
     _check("it", summary, SHAPE)
     if not 0 <= (summary.get("blocks") or 0) <= MAX_BLOCKS:
         raise ValueError(f"blocks is {summary['blocks']}")

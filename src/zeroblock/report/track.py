@@ -1,4 +1,4 @@
-"""Trackers: they show the numbers of a run while it runs."""
+"""Trackers, which show the numbers of a run while it runs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class WeightsAndBiases:
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         wandb = _require("wandb")
-        atomic.make_folder(folder / "wandb")  # where it keeps its files
+        atomic.make_folder(folder / "wandb")  # wandb keeps its files there
         # one id per folder, so that resuming appends to the same curves
         name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
         self.run = wandb.init(
@@ -104,7 +104,7 @@ def tracker(name: str | None, folder: Path, config: Mapping[str, Any]) -> Tracke
     Args:
         name: ``tensorboard``, ``wandb`` or ``trackio``; ``none`` or None for one that does nothing.
         folder: the run folder.
-        config: the settings of the run, shown beside the numbers.
+        config: the settings of the run, shown with the numbers.
     """
     name = name or "none"
     if name not in TRACKERS:

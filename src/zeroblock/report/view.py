@@ -1,4 +1,4 @@
-"""Views: they show a run as it happens, live on a terminal, in plain lines elsewhere, or not at all."""
+"""Views, which show a run as it happens: live on a terminal, in plain lines elsewhere, or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .move import Moves
 
 MAX_NOTE = 4000
-"""Characters of a note that are printed."""
+"""Maximum characters of a printed note."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Progress:
     Args:
         step: steps taken.
         steps: steps of the whole run.
-        loss: smoothed.
+        loss: the smoothed training loss.
         block: the name of the last active block.
         rate: recent steps per second.
-        moved: size of the step beside the weights of its block; None if unknown.
-        spent: seconds of this sitting so far.
-        allowed: seconds of the whole sitting; None if no clock ends it.
+        moved: size of the step relative to the weights of its block; None if unknown.
+        spent: seconds of this session so far.
+        allowed: time limit of the session in seconds; None if there is none.
     """
 
     step: int
@@ -54,19 +54,19 @@ class Progress:
 
     @property
     def timed(self) -> bool:
-        """Whether the clock ends the sitting, and not its steps."""
+        """Whether the session will end at its time limit, before the last step."""
         return self.allowed is not None and (not self.rate or self.left > self.allowed - self.spent)
 
     @property
     def share(self) -> tuple[float, float]:
-        """How much is done, of how much: in seconds where the clock ends the sitting, else in steps."""
+        """The amount done and the total: in seconds if the time limit ends the session, else in steps."""
         if self.allowed is not None and self.timed:
             return min(self.spent, self.allowed), self.allowed
         return self.step, self.steps
 
     @property
     def where(self) -> str:
-        """The step in words: of how many, unless the clock ends the sitting.
+        """The step as text, with the total unless the time limit ends the session.
 
         >>> Progress(10, 20, 0.5, "b", 2.0).where, Progress(10, 9000, 0.5, "b", 2.0, None, 61, 600).where
         ('10/20', '10')
@@ -75,7 +75,7 @@ class Progress:
 
     @property
     def time(self) -> str:
-        """The time in words: what is left for the steps, or how much of the clock's has passed.
+        """The time as text: the time left for the steps, or the part of the time limit that has passed.
 
         >>> Progress(10, 20, 0.5, "b", 2.0).time, Progress(10, 9000, 0.5, "b", 2.0, None, 61, 600).time
         ('0:05 left', '1:01 of 10:00')
@@ -90,7 +90,7 @@ class Meter:
     Args:
         steps: steps of the whole run.
         blocks: the names of the blocks.
-        moves: tells the relative sizes of the steps.
+        moves: computes the relative sizes of the steps.
     """
 
     def __init__(self, steps: int, blocks: tuple[str, ...], moves: Moves | None = None) -> None:
@@ -102,23 +102,23 @@ class Meter:
         self._minutes: float | None = None
 
     def begin(self, minutes: float | None) -> None:
-        """Start the clock of a sitting that ends after so many minutes; after its steps alone, if that is None."""
+        """Start the clock of a session that ends after this many minutes; None for no time limit."""
         self._began, self._minutes = time.monotonic(), minutes
 
     def recall(self, records: Iterable[Record]) -> None:
-        """Remember the sizes of steps that an earlier sitting has taken."""
+        """Replay the records of an earlier session, on which the sizes of later steps depend."""
         if self.moves is not None:
             for record in records:
                 self.moves.next(record.block, record.lr, record.coeffs)
 
     def pause(self) -> None:
-        """Leave the time until the next step out of its speed."""
+        """Exclude the time until the next step from the speed."""
         self._last = None
 
     def step(self, record: Record) -> Progress:
         """Update the numbers after a step."""
         now = time.perf_counter()
-        if record.loss == record.loss:  # a NaN would stay for ever
+        if record.loss == record.loss:  # a NaN would stay forever
             self._loss = record.loss if self._loss is None else 0.98 * self._loss + 0.02 * record.loss
         if self._last is not None:
             took = now - self._last
@@ -137,22 +137,22 @@ class View(Protocol):
     """Shows a run; the run calls these methods."""
 
     def note(self, text: str) -> None:
-        """Show a line that stays."""
+        """Show a line that stays on the screen."""
 
     def step(self, progress: Progress) -> None:
         """Show a step that was taken."""
 
     def replaying(self, step: int, steps: int) -> None:
-        """Show that steps of an earlier sitting are replayed."""
+        """Show the progress of replaying the steps of an earlier session."""
 
     def evaluating(self, step: int, split: str, done: int, n: int) -> None:
-        """Show an evaluation under way."""
+        """Show the progress of an evaluation."""
 
     def measured(self, measurement: Measurement) -> None:
-        """Show an evaluation that is done."""
+        """Show the result of an evaluation."""
 
     def baseline(self, measurement: Measurement) -> None:
-        """Remember an evaluation before training, which stands beside the later ones."""
+        """Remember an evaluation before training, to show with later ones."""
 
     def close(self) -> None:
         """End the view."""
@@ -187,7 +187,7 @@ class Lines(Quiet):
     """Plain lines: every evaluation, and a step now and then.
 
     Args:
-        console: where they are printed.
+        console: the console to print to.
     """
 
     every = 10.0
@@ -206,7 +206,7 @@ class Lines(Quiet):
             self.show(progress)
 
     def replaying(self, step: int, steps: int) -> None:
-        begun = self._next > 0  # the run itself says that it begins
+        begun = self._next > 0  # the run itself reports the start
         if self._due() and begun:
             self.note(f"replayed {step}/{steps}")
 
@@ -269,7 +269,7 @@ class Live(Lines):
 
     def _beside(self, what: str, done: int, n: int) -> None:
         """Update the second bar, which shows work other than training."""
-        self._area.start()  # not earlier, so that a failure before the first number leaves the terminal alone
+        self._area.start()  # not earlier, so that a failure before the first number does not touch the terminal
         self._bar.update(self._other, description=what, total=n, completed=done, done=f"{done}/{n}", visible=done < n)
 
     def measured(self, measurement: Measurement) -> None:
@@ -294,8 +294,8 @@ def step_line(progress: Progress, memory: int) -> str:
     """Write the numbers of a step in a line.
 
     Args:
-        progress: of the run.
-        memory: peak, in bytes.
+        progress: the progress of the run.
+        memory: the peak memory, in bytes.
 
     >>> step_line(Progress(10, 20, 0.5, "model.layers.3", 2.0), 10**9)
     'loss 0.5000  block model.layers.3  2.00 steps/s  peak 1.0 GB'
@@ -308,7 +308,7 @@ def step_line(progress: Progress, memory: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Write a time for people.
+    """Format a time as minutes and seconds, with hours if needed.
 
     >>> clock(61), clock(7322)
     ('1:01', '2:02:02')
@@ -322,7 +322,7 @@ def measurement_line(measurement: Measurement, before: Evaluation | None = None)
 
     Args:
         measurement: the evaluation.
-        before: the one of the same split before training, which is shown in brackets beside later ones.
+        before: the evaluation of the same split before training, shown in parentheses with later ones.
     """
     result = measurement.evaluation
     value, loss = f"{100 * result.value:.1f} %", f"{result.loss:.4f}"

@@ -65,8 +65,8 @@ def get(name: Any, tokenizer: Any = None, **choices: Any) -> Task:
 
     Args:
         name: one of :data:`TASKS`, or own data: a path, ``hf:user/name``, or rows (see :mod:`zeroblock.task.own`).
-        tokenizer: its template writes chats; only a user's own chats need it.
-        choices: how own data are read: see :func:`open_task`.
+        tokenizer: its chat template formats chats; only a user's own chats need it.
+        choices: how to read own data; see :func:`open_task`.
     """
     if not isinstance(name, str):
         return open_task(name, tokenizer, **choices)
@@ -78,7 +78,7 @@ def get(name: Any, tokenizer: Any = None, **choices: Any) -> Task:
 
 
 def is_rows(name: Any) -> bool:
-    """Whether a name means own data whose layout is recognized, which ``turns``, ``ending`` and ``metric`` are for.
+    """Whether a name means own data in a recognized layout, to which ``turns``, ``ending`` and ``metric`` apply.
 
     >>> is_rows("mine.csv"), is_rows("hf:user/name"), is_rows("mine.toml"), is_rows("sst2")
     (True, True, False, False)
@@ -89,7 +89,7 @@ def is_rows(name: Any) -> bool:
 
 
 def __getattr__(name: str) -> Any:
-    """Accept the name that ``DataRow`` had until 0.1."""
+    """Accept ``Row``, the name of ``DataRow`` until 0.1."""
     if name != "Row":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     message = "zeroblock.task.Row is now called DataRow; the old name works until 0.3"

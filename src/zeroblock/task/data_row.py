@@ -15,7 +15,7 @@ class DataRow:
 
     Args:
         fields: values by column name.
-        where: ``file:line``, or the hub's name and index; error messages begin with it.
+        where: ``file:line``, or a dataset's name and the row's index; error messages begin with it.
     """
 
     fields: Mapping[str, Any]

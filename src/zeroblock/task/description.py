@@ -1,6 +1,6 @@
 """Tasks described in a TOML file: the columns, a template and the options.
 
-A classification::
+A classification task::
 
     train = "train.csv"                 # relative to this file; or a dataset of the hub: "hf:user/name"
     validation = "test.csv"             # optional: without it, up to a fifth of train is held out for test
@@ -9,16 +9,16 @@ A classification::
     label = "sentiment"                 # the column that names the right option
     labels = ["neg", "pos"]             # its values, in the order of options; not needed for 0, 1, … or the options
 
-and a generation::
+and a generation task::
 
     train = "train.jsonl"
     prompt = "Question: {question}\\nAnswer:"
     answer = " {reply}"                 # if reply is a list, the first is the target and all are right
 
-An answer ends with the end-of-sequence token; one whose template ends with a newline ends there.
-Both may have ``name``, ``summary``, ``over`` (``"options"`` or ``"answer"``: what the training loss
-is computed over), ``metric`` (``"accuracy"``; ``"f1"``, ``"exact_match"`` or ``"likelihood"`` for
-answers), ``max_new_tokens`` (50, for answers) and ``calibration`` (the context of SFC).
+An answer ends with the end-of-sequence token, or with a newline if its template ends with one.
+Both kinds may have ``name``, ``summary``, ``over`` (the training loss, ``"options"`` or ``"answer"``),
+``metric`` (``"accuracy"``; ``"f1"``, ``"exact_match"`` or ``"likelihood"`` for answers),
+``max_new_tokens`` (50, for answers) and ``calibration`` (the context of SFC).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def read_description(path: Path) -> Task:
     """Read the task that a TOML file describes.
 
     Args:
-        path: of the file; other paths in it are relative to its folder.
+        path: the TOML file; paths in it are relative to its folder.
     """
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -77,7 +77,7 @@ def read_description(path: Path) -> Task:
 
 
 def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Accept the name that ``over`` had until 0.1."""
+    """Accept ``objective``, the name of ``over`` until 0.1."""
     if "objective" not in given or "over" in given:
         return dict(given)
     warnings.warn(
@@ -157,7 +157,7 @@ def _source(folder: Path, given: Mapping[str, Any]) -> Source:
 
 
 def _stop(given: Mapping[str, Any]) -> str | None:
-    """Find the text at which answers stop: the newline at the template's end, unless it has others before."""
+    """Return the text at which answers stop: a newline if the template has newlines only at its end, else None."""
     template = given.get("answer", "\n")
     return "\n" if template.endswith("\n") and "\n" not in template.rstrip("\n") else None
 
@@ -174,7 +174,7 @@ def _choice(given: Mapping[str, Any]) -> Callable[[DataRow], Example]:
 
 
 def _label(value: Any, options: Sequence[str], labels: Sequence[Any] | None) -> int:
-    """Find the index that a column's value means: one of the labels, an index, or the text of an option."""
+    """Return the index of the option that a column's value names: by label, by index, or by the option's text."""
     text = str(value).strip()
     known = [str(label) for label in labels] if labels is not None else [option.strip() for option in options]
     if text in known:
@@ -207,9 +207,9 @@ def fill(template: str, row: DataRow, given: Mapping[str, str] | None = None) ->
     """Fill in the ``{column}``s of a template.
 
     Args:
-        template: text; ``{{`` and ``}}`` stand for braces.
-        row: has the columns.
-        given: values that win over those of the row.
+        template: the text; ``{{`` and ``}}`` stand for braces.
+        row: the values by column.
+        given: values that override the row's.
 
     >>> fill("{a} + {b} {{}}", DataRow({"a": "1", "b": 2}))
     '1 + 2 {}'

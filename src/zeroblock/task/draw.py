@@ -8,7 +8,7 @@ from ..noise import Key
 from ..ops import uniform
 
 DATA = 4
-"""A noise stream of its own, beside those of :mod:`zeroblock.noise`."""
+"""The noise stream of data choices, separate from the streams of :mod:`zeroblock.noise`."""
 EPOCH, DEMONSTRATION = range(2)
 """Probes of that stream, one for each use."""
 

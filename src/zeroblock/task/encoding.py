@@ -1,14 +1,14 @@
-"""Encoding: from a context and its options to token ids, and which of them carry loss.
+"""Encoding: from a context and its options to token ids, with marks on those that carry loss.
 
 The whole string ``context + option`` is tokenized at once, as the model saw strings in its
 training.  With a tokenizer that never merges across the boundary, the option's tokens are those
-that the string has beyond the context.  Where tokens merge across it (``"wa" + "s"`` is one
-token), there may be no such tokens.  So the context ends where the tokens of *all* strings,
+that follow the context's.  Where tokens merge across it (``"wa" + "s"`` is one token), there may
+be no such tokens.  So the context ends where the tokens of *all* strings,
 with every option and with none, still agree.  Each option is scored from there: all options
 carry the same few characters of context, which makes the comparison fair, and every option has
 at least one token.
 
-A masked language model reads a text with a gap, ``{sentence} It was <mask>.``, and is asked for the
+A masked language model reads a text with a gap, ``{sentence} It was <mask>.``, and predicts the
 word in it: a :class:`Cloze` encodes the text, and each option as the one token of its word.
 """
 
@@ -24,7 +24,7 @@ from ..errors import ZeroBlockError
 from .example import DataError, Example
 
 FULL_STOP = "."
-"""What follows the gap of a text, unless an example says otherwise."""
+"""The text after a gap, unless an example gives another."""
 NO_TEXT = (
     "a masked language model fills in single words and generates no text: choose a task of label words, such as sst2"
 )
@@ -47,10 +47,10 @@ class Encoded:
         context: ids that all options share, beginning with the BOS token if there is one.
         options: ids of each option: the positions that carry loss, unless ``scored`` says otherwise.
         cut: the number of context tokens dropped on the left.
-        scored: for each option, which of its tokens carry loss; None if all do.  The others are read like
-            those of the context: an option may hold several answers with questions between them.
-        mask: place in the context of the token that stands for the option, in an example of a masked language
-            model; its options have one token each.  None if the options follow the context.
+        scored: for each option, which of its tokens carry loss; None if all do.  The model reads the others like
+            the context: an option may hold several answers with questions between them.
+        mask: for a masked language model, the position in the context of the mask token, for which every option
+            has one token.  None if the options follow the context.
         seq2seq: whether the context is for the encoder of an encoder-decoder, and the options for its decoder.
 
     >>> Encoded((1, 2), ((3, 4, 5, 6),), scored=((True, False, False, True),)).marks
@@ -114,8 +114,8 @@ class Encoder:
 
     Args:
         tokenizer: a tokenizer of transformers, or anything with its ``encode``.
-        prefix: the ids it puts before a text: the BOS token, or nothing.
-        max_length: the most tokens of context and option together.
+        prefix: the ids that the tokenizer puts before a text: the BOS token, or nothing.
+        max_length: the maximum number of tokens of context and option together.
         eos: whether the end-of-sequence token is appended to every option.
     """
 
@@ -126,7 +126,7 @@ class Encoder:
 
     @property
     def opening(self) -> tuple[int, ...]:
-        """The ids that begin every answer: none, where it follows its context."""
+        """The ids that begin every answer: none here, because an answer follows its context."""
         return ()
 
     @classmethod
@@ -152,15 +152,15 @@ class Encoder:
     ) -> Encoded:
         """Encode a context with its options.
 
-        A context that does not fit is cut on the left, behind the BOS token, so that the
-        longest option still fits; the options keep sharing one context.
+        A context that does not fit is cut on the left, after the BOS token, so that the
+        longest option still fits; the options still share one context.
 
         Args:
             context: the text before the option.
             options: the texts that may follow it; without any, the context alone is encoded.
             reserve: tokens to leave free at the end, for generation.
-            spans: ranges of characters of the context that carry loss too; only with a single option.  Those
-                whose beginning is cut off carry none.
+            spans: ranges of characters of the context that carry loss too; only with a single option.  A range
+                whose beginning is cut off carries none.
         """
         alone = self._ids(context)
         whole = [self._ids(context + option) for option in options]
@@ -170,7 +170,7 @@ class Encoder:
         shared = _agreement([alone, *whole])
         end = (int(self.tokenizer.eos_token_id),) if self.eos else ()
         tails = tuple(ids[shared:] + (end if ids[-1:] != end else ()) for ids in whole)
-        prefix = () if alone[: len(self.prefix)] == self.prefix else self.prefix  # a chat template writes its BOS
+        prefix = () if alone[: len(self.prefix)] == self.prefix else self.prefix  # a chat template adds the BOS
         kept = prefix + alone[:shared] or (self._anchor(),)
         longest = max(map(len, tails), default=0)
         space = self.max_length - reserve - longest
@@ -235,7 +235,7 @@ class Cloze(Encoder):
     """Encodes examples for a masked language model, as texts with a gap; make it with :meth:`of`.
 
     An example is read as ``before <mask>after`` (:attr:`Example.gap`), by default its context and a full stop.  Every
-    option is a word of one token, with the space before it that it has inside a text.
+    option is a word of one token: with the space before it that it has inside a text or, failing that, without.
     """
 
     @classmethod
@@ -243,9 +243,9 @@ class Cloze(Encoder):
         """Make the encoder of a tokenizer.
 
         Args:
-            tokenizer: of a masked language model.
-            max_length: the most tokens of a text.
-            eos: must be False: the task would generate text.
+            tokenizer: the tokenizer of a masked language model.
+            max_length: the maximum number of tokens in a text.
+            eos: must be False: with it, the task would generate text.
         """
         if eos:
             raise ZeroBlockError(NO_TEXT)
@@ -266,13 +266,13 @@ class Cloze(Encoder):
     ) -> Encoded:
         """Encode a text with a gap, and the words that may fill it.
 
-        A text that does not fit is cut on the left, behind the tokens that begin every text.
+        A text that does not fit is cut on the left; the tokens that begin every text stay.
 
         Args:
             context: the text before the gap.
             options: the words.
-            reserve: must be zero: nothing is generated.
-            spans: must be empty: the gap alone carries loss.
+            reserve: must be zero, because nothing is generated.
+            spans: must be empty, because only the gap carries loss.
             after: the text after the gap.
         """
         if reserve or spans or not options:
@@ -316,7 +316,7 @@ class Cloze(Encoder):
 
 @contextlib.contextmanager
 def _naming(example: Example) -> Iterator[None]:
-    """A context in which an error of a row names its file and line."""
+    """Context manager that adds the row's file and line to a :class:`DataError`."""
     try:
         yield
     except DataError as error:
@@ -337,7 +337,7 @@ def _alike(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 
 def _spanned(one: Encoded, ranges: Sequence[tuple[int, int]]) -> Encoded:
-    """Move the context from the first of these ranges of its tokens on into the option, where they carry loss."""
+    """Move the context, from the first of these token ranges onward, into the option; the ranges carry loss there."""
     scored = {place for begin, end in ranges for place in range(begin, end) if place}  # nothing predicts the first
     if not scored:
         return one

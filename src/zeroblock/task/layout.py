@@ -1,4 +1,4 @@
-"""Layouts: which columns a row of the user's own data has, and what the model reads of them.
+"""Layouts: the columns of a row of the user's own data, and the text that the model reads.
 
 ``prompt, completion``
     The two texts are joined as they are written: a space between them must be in one of the two.
@@ -34,12 +34,12 @@ ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
     "bing": "assistant", "model": "assistant", "system": "system", "tool": "tool",
 }  # fmt: skip
-"""Who speaks in a chat of ShareGPT, by the role that chat templates know."""
+"""The role in chat templates of each speaker in a ShareGPT chat."""
 ALPACA = (
     "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.\n\n"
     "### Instruction:\n{}\n\n{}### Response:\n"
 )
-"""The prompt of Stanford's Alpaca: its first gap and its last are for the input."""
+"""The prompt of Stanford's Alpaca; the first and the last placeholder are for the input."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Layout:
     """One way to write an example into columns.
 
     Args:
-        name: for people.
-        columns: the columns it is recognized by.
+        name: the name in messages.
+        columns: the columns that identify it.
         render: turns a row into an example.
-        answer: finds the text to learn; of a chat, the last.
-        optional: columns that it reads if they are there.
-        chat: whether it holds several messages.
+        answer: returns the text to learn; for a chat, the last answer.
+        optional: columns that it reads if they are present.
+        chat: whether a row holds several messages.
     """
 
     name: str
@@ -65,12 +65,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Writer:
-    """How examples are written.
+    """Settings for writing examples.
 
     Args:
-        tokenizer: its template writes chats; only chats need it.
+        tokenizer: its chat template formats chats; only chats need it.
         turns: the answers of a chat that carry loss: all, or the last.
-        stop: what completions end with: a text, or None for the end-of-sequence token.
+        stop: the text that ends completions; None for the end-of-sequence token.
     """
 
     tokenizer: Any = None
@@ -91,7 +91,7 @@ class Writer:
         return Example(context, (option,), 0, (messages[scored[-1]]["content"].strip(),), None, spans=spans)
 
     def _span(self, messages: Messages, context: str) -> tuple[int, int]:
-        """Find an earlier answer, with what ends it, in the text before the last one."""
+        """Find the characters of an earlier answer, including its end token, in the context of the last answer."""
         before, answer = self._written(messages)
         answer += "" if self.templated else self._end
         if not context.startswith(before + answer):
@@ -111,7 +111,7 @@ class Writer:
 
     @property
     def _end(self) -> str:
-        """The text of the token that ends an earlier answer, where that answer carries loss."""
+        """The text of the token that ends an earlier answer; empty if earlier answers carry no loss."""
         return str(getattr(self.tokenizer, "eos_token", None) or "") if self.turns == "all" else ""
 
 
@@ -128,7 +128,7 @@ def recognize(row: DataRow) -> Layout:
 
 
 def warn_plain(tokenizer: Any) -> None:
-    """Say once that chats are written without a template."""
+    """Warn once that chats are written without a template."""
     who = "no tokenizer is given" if tokenizer is None else "the tokenizer has no chat template"
     warnings.warn(
         f'{who}, so chats are written as plain lines, "User: …" and "Assistant: …"; if the model knows another format, '
@@ -145,7 +145,7 @@ def _completion(row: DataRow, writer: Writer) -> Example:
 def _joined(prompt: str, completion: str, column: str, stop: str | None) -> Example:
     if not completion.strip():
         raise DataError(f"the {column} is empty")
-    context = prompt.rstrip(" ")  # the spaces it ends with are the completion's, for the tokenizer
+    context = prompt.rstrip(" ")  # its trailing spaces move to the completion, for the tokenizer
     option = prompt[len(context) :] + completion.rstrip(" ")
     if stop is not None:
         option = option.rstrip("\n") + stop
@@ -176,7 +176,7 @@ def _sharegpt(row: DataRow) -> Messages:
 
 
 def _messages(row: DataRow, column: str, role: str, content: str) -> Messages:
-    """Read a list of messages, whichever way it names who speaks and what is said."""
+    """Read a list of messages; ``role`` and ``content`` are the keys of the speaker and the text."""
     messages = row[column]
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise DataError(f"column {column!r} holds no list of messages")
@@ -191,7 +191,7 @@ def _templated(tokenizer: Any, messages: Messages) -> tuple[str, str]:
     try:
         context = str(tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True))
         whole = str(tokenizer.apply_chat_template(messages, tokenize=False))
-    except Exception as error:  # a template is a program of the model's author, with errors of its own
+    except Exception as error:  # a template is a program by the model's author and may raise anything
         raise DataError(f"the chat template refuses these messages ({error})") from error
     if not whole.startswith(context):
         raise DataError("the chat template writes the conversation differently with its answer than without")
@@ -207,7 +207,7 @@ def _plain(messages: Messages, end: str) -> tuple[str, str]:
 
 
 def _chats(name: str, column: str, read: Callable[[DataRow], Messages]) -> Layout:
-    """The layout of chats that are read in this way."""
+    """The layout of chats whose messages ``read`` returns."""
 
     def answer(row: DataRow) -> str:
         return next((one["content"] for one in reversed(read(row)) if one["role"] == "assistant"), "")
@@ -221,6 +221,6 @@ LAYOUTS = (
     Layout("completions", ("prompt", "completion"), _completion, lambda row: row.text("completion")),
     Layout("Alpaca", ("instruction", "output"), _alpaca, lambda row: row.text("output"), ("input",)),
 )
-"""In the order in which they are looked for."""
+"""All layouts, in the order in which they are tried."""
 COLUMNS = tuple(column for layout in LAYOUTS for column in (*layout.columns, *layout.optional))
 """All columns that a layout knows."""

@@ -37,7 +37,7 @@ def normalize(text: str) -> str:
 def f1(prediction: str, example: Example) -> float:
     """Compute the token F1 of two normalized texts, the best over the gold answers.
 
-    If normalization leaves nothing of one of them (a gold answer "A"), they agree if both are
+    If one of them is empty after normalization (a gold answer "A"), they match only if both are
     empty, as in SQuAD's second evaluation script.
 
     Args:
@@ -67,7 +67,7 @@ def likelihood(loss: float, example: Example | None = None) -> float:
 
     Args:
         loss: the mean negative log-probability per token.
-        example: not needed.
+        example: ignored.
     """
     return 0.0 if math.isnan(loss) else min(1.0, math.exp(-loss))
 
@@ -84,10 +84,10 @@ class Metric:
     """A named score.
 
     Args:
-        name: as it is printed.
-        score: takes a prediction and its example, and gives a number from 0 to 1.
+        name: the printed name.
+        score: takes a prediction and its example, and returns a number from 0 to 1.
         generates: whether the prediction is a generated text rather than an option's index.
-        of_loss: whether it is a function of the loss, which is then what it scores.
+        of_loss: whether it scores the loss instead of a prediction.
     """
 
     name: str
@@ -104,17 +104,17 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in (ACCURACY, F1, E
 
 
 def is_loss(name: str) -> bool:
-    """Whether the metric of this name is the loss in other words, so that the loss is what people want to see."""
+    """Whether the metric of this name is only a function of the loss, so that reports show the loss instead."""
     return name in METRICS and METRICS[name].of_loss
 
 
 def worded(name: str, value: float, unit: str = "%") -> str:
-    """Write the value of a metric for people: in percent, or for a likelihood the loss that it stands for.
+    """Format the value of a metric: in percent, or for a likelihood as its loss.
 
     Args:
-        name: of the metric.
-        value: from 0 to 1.
-        unit: how percent is written.
+        name: the name of the metric.
+        value: the value, from 0 to 1.
+        unit: the percent sign, which may have a space before it.
 
     >>> worded("f1", 0.5), worded("f1", 0.5, " %"), worded("likelihood", 0.5)
     ('f1 50.0%', 'f1 50.0 %', 'loss 0.6931')

@@ -11,9 +11,9 @@ They come from
 
 - a ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, or a folder with ``train`` and, if there is
   one, ``validation`` in one of these formats;
-- a dataset of the hub, ``hf:user/name``, with settings and names of columns behind it where needed:
+- a dataset of the hub, ``hf:user/name``, followed by settings and column names where needed:
   ``hf:openai/gsm8k,config=main,prompt=question,completion=answer``;
-- a folder that ``save_to_disk`` of the package ``datasets`` has written;
+- a folder written by ``save_to_disk`` of the package ``datasets``;
 - a ``datasets.Dataset``, a ``DatasetDict`` or a list of rows, in Python.
 
 **A TOML file** that names other columns, a template and options: see :mod:`zeroblock.task.description`.
@@ -39,15 +39,15 @@ from .task import Task
 
 SUFFIXES = (".toml", *READERS)
 SHORT_WORDS = 5
-"""The most words of a short answer, for which F1 and exact match mean something."""
+"""Maximum words of a short answer; F1 and exact match mean little for longer ones."""
 SHORT_SHARE = 0.9
-"""The share of short answers from which on a task is measured by F1."""
+"""A task with at least this share of short answers is measured by F1."""
 MAX_LOOKED_AT = 1000
-"""Rows of a table that are read to find that share; of a file, all are."""
+"""Maximum rows of a table that are read to find that share; all rows of a file are."""
 
 
 def is_path(name: str) -> bool:
-    """Whether a task's name means a file or folder of the user's."""
+    """Whether a task's name means a file or folder of the user."""
     return not is_hub(name) and (name.endswith(SUFFIXES) or "/" in name or Path(name).exists())
 
 
@@ -57,7 +57,7 @@ def is_hub(name: str) -> bool:
 
 
 def located(name: str) -> str:
-    """The name of a user's data that means the same in every folder: paths become absolute."""
+    """The name of a user's data with absolute paths, so that it means the same in every folder."""
     if not is_hub(name):
         return str(Path(name).expanduser().resolve())
     path, *settings = name.removeprefix(SCHEME).split(",")
@@ -78,9 +78,9 @@ def open_task(
 
     Args:
         data: a path, a dataset of the hub, or rows: see the module.
-        tokenizer: its template writes chats; only chats need it.
+        tokenizer: its chat template formats chats; only chats need it.
         turns: the answers of a chat that carry loss: ``"all"``, or the ``"last"``.
-        ending: what a completion ends with: ``"eos"``, the end-of-sequence token, or ``"newline"``, unless
+        ending: the end of a completion: ``"eos"``, the end-of-sequence token, or ``"newline"``, which is ignored if
             some completion has several lines.  Chats end with their template's token.
         metric: ``"likelihood"``, ``"f1"`` or ``"exact_match"``; by default F1 if nine of ten answers have at
             most five words, else the likelihood, that is, the held-out loss.
@@ -173,7 +173,7 @@ def _metric(name: str | None, layout: Layout, rows: Sequence[DataRow]) -> Metric
 
 
 def _answer(layout: Layout, row: DataRow) -> str:
-    """The answer of a row; a row that is malformed has none, and is reported when it is rendered."""
+    """The answer of a row; empty for a malformed row, which is reported when it is rendered."""
     try:
         return layout.answer(row)
     except DataError:

@@ -14,7 +14,7 @@ from ..errors import ZeroBlockError
 from .data_row import DataRow
 
 CHATS = ("messages", "conversations")
-"""Columns that hold the list of a chat: an object with one of them is a row, and not a file's list of rows."""
+"""Columns that hold a chat's list of messages: a JSON object with one of them is a row and does not hold rows."""
 
 
 def read_rows(path: Path) -> list[DataRow]:
@@ -52,11 +52,11 @@ def _jsonl(path: Path) -> Iterator[DataRow]:
 
 
 def _json(path: Path) -> Iterator[DataRow]:
-    """Rows of one JSON value, or else of lines."""
+    """Read the rows of one JSON value; if the file is not one, read it as JSON lines."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
-        return _jsonl(path)  # which names the line
+        return _jsonl(path)  # its error names the line
     scan = _Scan(text, path)
     if scan.peek() == "[":
         return scan.rows()
@@ -76,11 +76,11 @@ def _json(path: Path) -> Iterator[DataRow]:
 
 
 class _Scan:
-    """Walks over JSON text, and knows the line of every value.
+    """Scans JSON text, and knows the line of every value.
 
     Args:
         text: the content of the file.
-        path: named by errors.
+        path: the file's path, for error messages.
     """
 
     def __init__(self, text: str, path: Path) -> None:
@@ -88,13 +88,13 @@ class _Scan:
         self._line, self._counted = 1, 0
 
     def where(self, at: int) -> str:
-        """The file and line of a place; places must not decrease."""
+        """Return ``file:line`` of an offset; offsets must not decrease from call to call."""
         self._line += self.text.count("\n", self._counted, at)
         self._counted = at
         return f"{self.path}:{self._line}"
 
     def peek(self) -> str:
-        """The next character that is not a blank; empty at the end."""
+        """Return the next character that is not whitespace, or an empty string at the end."""
         while self.at < len(self.text) and self.text[self.at] in " \t\r\n":
             self.at += 1
         return self.text[self.at : self.at + 1]
@@ -124,7 +124,7 @@ class _Scan:
             raise ZeroBlockError(f"{self.where(len(self.text))}: invalid JSON (the list has no end)")
 
     def member(self, begin: int, name: str) -> Iterator[DataRow]:
-        """Read the list that the object at ``begin`` has under this name."""
+        """Read the list under the key ``name`` of the object at ``begin``."""
         self.at = begin + 1
         while self.value() != name:
             self._skip()  # the colon
@@ -143,7 +143,7 @@ _DECODER = json.JSONDecoder()
 
 
 def _parsed(where: str, parse: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a parser of JSON; its failures are one line."""
+    """Call a JSON parser, and turn its exceptions into one-line errors."""
     try:
         return parse(*arguments)
     except RecursionError as error:
@@ -215,4 +215,4 @@ READERS: dict[str, Callable[[Path], Iterator[DataRow]]] = {
     ".csv": _csv,
     ".parquet": _parquet,
 }
-"""How each kind of file is read, by its suffix."""
+"""The reader for each file suffix."""

@@ -58,7 +58,7 @@ def cache() -> Path:
 
 
 def prepare() -> Path:
-    """Return the folder with ``train.jsonl`` and ``validation.jsonl``, and make it if need be."""
+    """Return the folder with ``train.jsonl`` and ``validation.jsonl``; create it if needed."""
     folder = cache() / f"reviews-{MARGIN}"
     parts = [folder / "train.jsonl", folder / "validation.jsonl"]
     if all(part.is_file() for part in parts):
@@ -84,11 +84,11 @@ def parse(lines: Iterable[str]) -> list[tuple[str, float]]:
 def divide(
     sentences: Sequence[tuple[str, float]], *, seed: int = 0, margin: float = MARGIN, held_out: int = HELD_OUT
 ) -> tuple[list[dict[str, str | int]], list[dict[str, str | int]]]:
-    """Label, balance and split the sentences: both parts have as many terrible as great ones.
+    """Label, balance and split the sentences: in both parts, half of them are terrible and half are great.
 
     Args:
-        sentences: each with its mean rating.
-        seed: of the shuffle before the split.
+        sentences: the sentences with their mean ratings.
+        seed: the seed of the shuffle before the split.
         margin: ratings closer to zero are dropped.
         held_out: rows of the validation part (a multiple of two), at most a fifth of all.
 
@@ -126,7 +126,7 @@ def _archive(folder: Path) -> Path:
 
 
 def _table(archive: Path) -> list[str]:
-    """Read the lines of the rated sentences from the archive inside the archive."""
+    """Read the lines of the rated sentences from the inner archive."""
     with tarfile.open(archive) as outer, tarfile.open(fileobj=io.BytesIO(_member(outer, INNER))) as inner:
         return _member(inner, TABLE).decode("utf-8").removesuffix("\n").split("\n")
 

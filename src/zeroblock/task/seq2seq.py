@@ -1,8 +1,8 @@
 """Encoding for encoder-decoders: the context is one text, for the encoder, and every option another, for the decoder.
 
-Both are tokenized as the tokenizer writes whole texts: the context with the tokens that it puts around a source (T5's
-``</s>`` at the end), an option behind those that it puts before a target (BART's ``<s>``), which carry no loss.  A
-generated answer ends with the end-of-sequence token, whatever ends it for a decoder-only model.
+Each is tokenized as a whole text.  The tokenizer surrounds the context with its tokens for a source (T5's ``</s>`` at
+the end) and puts its tokens for a target before an option (BART's ``<s>``); these carry no loss.  A generated answer
+always ends with the end-of-sequence token, even if a newline ends it for a decoder-only model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .example import DataError
 class Seq2Seq(Encoder):
     """Encodes examples for an encoder-decoder; make it with :meth:`of`.
 
-    ``max_length`` is the most tokens of a context, and of an option.
+    ``max_length`` limits the tokens of a context, and likewise those of an option.
     """
 
     def __call__(
@@ -27,14 +27,14 @@ class Seq2Seq(Encoder):
     ) -> Encoded:
         """Encode a context with its options.
 
-        A context that does not fit is cut on the left, behind the tokens that begin every text.
+        A context that does not fit is cut on the left; the tokens that begin every text stay.
 
         Args:
             context: the text that the encoder reads.
             options: the texts that the decoder may write; those that end with a newline, at which generation stops
                 in a decoder-only model, end with the end-of-sequence token instead.
-            reserve: tokens to be generated, which must fit into ``max_length``.
-            spans: must be empty: the encoder writes nothing.
+            reserve: the number of tokens to generate, which must fit into ``max_length``.
+            spans: must be empty, because the encoder writes nothing.
         """
         if spans:
             raise DataError(
@@ -55,7 +55,7 @@ class Seq2Seq(Encoder):
 
     @functools.cached_property
     def opening(self) -> tuple[int, ...]:
-        """The ids that the tokenizer puts before every target: none in T5, the language's in mBART."""
+        """The ids that the tokenizer puts before every target: none for T5, the language's for mBART."""
         marked, plain = self._target("a", True), self._target("a", False)
         starts = range(len(marked) - len(plain) + 1)
         return marked[: next((i for i in starts if marked[i : i + len(plain)] == plain), 0)]
@@ -73,7 +73,7 @@ class Seq2Seq(Encoder):
         return self.opening + ids + (end if ids[-1:] != end else ())
 
     def _target(self, text: str, special: bool) -> tuple[int, ...]:
-        """The ids of a text that is to be written; some tokenizers write them otherwise than those of a source."""
+        """The ids of a text for the decoder to write; some tokenizers encode targets and sources differently."""
         tokenizer: Any = self.tokenizer
         if not callable(tokenizer):
             return tuple(tokenizer.encode(text, add_special_tokens=special))

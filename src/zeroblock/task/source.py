@@ -33,9 +33,9 @@ class Hub:
     """A dataset of the Hugging Face hub, or a local folder in the same layout.
 
     Args:
-        name: of the task, and of the local folder.
+        name: the name of the task and of the local folder.
         path: the dataset on the hub.
-        config: its configuration.
+        config: the dataset's configuration.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Files:
     """Two files as a source, in the folder that the user gives, if any.
 
     Args:
-        folder: what the names are relative to by default.
+        folder: the folder of the files, unless the user gives another.
         train: name of the file to train on.
         validation: name of the file to test on; None to hold rows out.
     """
@@ -82,7 +82,7 @@ def read_folder(name: str, part: Part, data: Path) -> list[DataRow]:
 
 
 def _get(datasets: Any, hub: Hub, part: Part) -> Any:
-    """Get one part of a dataset; of a script, which ``datasets`` no longer runs, get the hub's own conversion."""
+    """Load one part of a dataset; for a script, which ``datasets`` no longer runs, load the hub's conversion."""
     try:
         return datasets.load_dataset(hub.path, hub.config, split=part)
     except RuntimeError as error:
@@ -93,7 +93,7 @@ def _get(datasets: Any, hub: Hub, part: Part) -> Any:
 
 
 def _load(hub: Hub, part: Part) -> TableRows:
-    """Get one part of a dataset through the package ``datasets``."""
+    """Load one part of a dataset with the package ``datasets``."""
     hint = f", or point --data at a folder that holds {hub.name}/{part}.jsonl"
     datasets = package(f"{hub.name} comes from the hub and", hint)
     with failing(f"{hub} from the hub", f"; try again{hint}"):

@@ -26,19 +26,19 @@ class Sizes:
 
 
 ALL = Sizes(train=None)
-"""All rows, as of the user's own data."""
+"""All rows, as for the user's own data."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """DataRow numbers, disjoint and never repeated.
+    """Row numbers, disjoint and never repeated.
 
     Args:
         train: rows of the train part to train on.
         dev: rows of the train part to choose the step and the hyperparameters.
         test: rows of the validation part; of the train part if ``held_out`` is true.
         held_out: whether there was no validation part.
-        note: says if there are fewer rows than asked for; else empty.
+        note: says if there are fewer rows than asked for, or if test is held out of train; else empty.
     """
 
     train: tuple[int, ...]
@@ -53,19 +53,19 @@ class Split:
 
         Train and dev are the first ``train + dev`` rows of the train part after a seeded
         permutation, dev the last of those; test is the validation part, permuted by the
-        same seed.  The generator is numpy's legacy one, whose stream is frozen and which
-        MeZO draws from, so the same seed picks the same rows as there.
+        same seed.  The generator is numpy's legacy one, which MeZO uses too and whose stream
+        is frozen, so a seed picks the same rows as in MeZO.
 
-        If there are too few rows, training gets fewer first, as in the protocol (WSC has
+        If there are too few rows, train shrinks first, as in the protocol (WSC has
         554 rows, of which 500 are for dev).  If that left fewer than 32 rows to train on,
         dev gets a third of the rows instead.  With ``sizes.train=None`` dev gets at most a
         fifth.  Without a validation part, at most a fifth is held out for test first.
 
         Args:
-            rows: rows of the train part.
-            validation: rows of the validation part; None where there is none.
-            sizes: how many to take.
-            seed: seed of the permutation, the data seed.
+            rows: the number of rows in the train part.
+            validation: the number of rows in the validation part; None if there is none.
+            sizes: the number of rows to take for each split.
+            seed: the data seed, for the permutation.
 
         >>> split = Split.of(214, 208, Sizes(), seed=0)
         >>> len(split.train), len(split.dev), len(split.test)

@@ -1,4 +1,4 @@
-"""Tables: rows that the package ``datasets`` holds, from the hub, from a folder, or from the user's hands."""
+"""Tables: rows of the package ``datasets``, from the hub, from a folder, or from the user's own objects."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..errors import ZeroBlockError, unknown
 from .data_row import DataRow
 
 SCHEME = "hf:"
-"""What a task's name begins with if it is a dataset of the hub."""
+"""The prefix of a task's name that is a dataset of the hub."""
 HELD_OUT = ("validation", "test", "valid", "dev", "eval")
-"""Names of the part to test on, the first that a dataset has."""
+"""Names of the part to test on; the first one that a dataset has is used."""
 
 
 @dataclass(frozen=True)
 class TableRows(Sequence[DataRow]):
-    """Rows of a table, read one by one: some datasets hold 100,000, and a run takes 1,500.
+    """Rows of a table, read one by one: some datasets hold 100,000 rows, and a run takes 1,500.
 
     Args:
         table: a ``datasets.Dataset``, or any sequence of mappings.
-        where: what error messages call it.
-        columns: the table's names of columns that a layout knows by another name.
+        where: the table's name in error messages.
+        columns: the table's own names of columns, by the names that layouts know.
     """
 
     table: Any
@@ -54,7 +54,7 @@ class Tables:
     """The parts of a dataset as a source of rows.
 
     Args:
-        name: for the task, and for people.
+        name: the name of the task, also in messages.
         parts: the rows by ``"train"`` and, if there is one, ``"validation"``.
     """
 
@@ -71,12 +71,12 @@ class Tables:
 
 
 def tables_of(data: Any, columns: Mapping[str, str] | None = None, name: str = "") -> Tables:
-    """Take a ``Dataset``, a ``DatasetDict``, or a list of rows.
+    """Make a source from a ``Dataset``, a ``DatasetDict``, or a list of rows.
 
     Args:
         data: rows that have a length and an index, or several such parts by name.
         columns: see :class:`TableRows`.
-        name: of the dataset; its own by default.
+        name: the name of the dataset; by default its own.
     """
     parts = data if isinstance(data, Mapping) else {"train": data}
     for part in parts.values():
@@ -105,9 +105,9 @@ class HubName:
     """A dataset of the hub as the command line writes it: ``hf:user/name,config=…,split=…,column=…``.
 
     Args:
-        path: on the hub, or a local folder that ``datasets`` can load.
+        path: the path on the hub, or a local folder that ``datasets`` can load.
         settings: ``config``, ``revision``, ``split`` (to train on) and ``validation`` (to test on), where given.
-        columns: the dataset's names of columns that a layout knows by another name.
+        columns: the dataset's own names of columns, by the names that layouts know.
 
     >>> HubName.of("hf:openai/gsm8k,config=main,prompt=question,completion=answer", ("prompt", "completion"))
     HubName(path='openai/gsm8k', settings={'config': 'main'}, columns={'prompt': 'question', 'completion': 'answer'})
@@ -121,11 +121,11 @@ class HubName:
 
     @classmethod
     def of(cls, text: str, columns: Sequence[str]) -> HubName:
-        """Read a name.
+        """Parse a name.
 
         Args:
-            text: as on the command line.
-            columns: the names that layouts know, which may be given other names.
+            text: the name on the command line.
+            columns: the names that layouts know; ``text`` may map them to the dataset's own.
         """
         path, *given = text.removeprefix(SCHEME).split(",")
         if not path:
@@ -149,7 +149,7 @@ class HubName:
         return ",".join([f"{SCHEME}{self.path}", *(f"{key}={value}" for key, value in settings)])
 
     def load(self) -> Tables:
-        """Get the parts of the dataset through the package ``datasets``."""
+        """Load the parts of the dataset with the package ``datasets``."""
         datasets = package(f"{SCHEME}{self.path}")
         config, revision = self.settings.get("config"), self.settings.get("revision")
         train, held_out = self.settings.get("split"), self.settings.get("validation")
@@ -194,14 +194,14 @@ def package(what: str, hint: str = "") -> Any:
 
 @contextlib.contextmanager
 def failing(what: str, hint: str = "") -> Iterator[None]:
-    """Turn whatever ``datasets`` raises into one line.
+    """Context manager that turns any exception of ``datasets`` into a one-line error.
 
     Args:
-        what: is being read.
-        hint: what to try.
+        what: the name of the data that is being read.
+        hint: a suggested fix.
     """
     try:
         yield
-    except Exception as error:  # network, cache and parsing each raise exceptions of their own
+    except Exception as error:  # network, cache and parsing raise different exceptions
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ZeroBlockError(f"cannot get {what} ({reason}){hint}") from error

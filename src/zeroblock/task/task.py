@@ -1,4 +1,4 @@
-"""The task: where its rows come from, how a row becomes an example, how it is trained on and measured."""
+"""The task: the source of its rows, how a row becomes an example, the training loss and the metric."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Task:
     """Examples, prompt, options and metric of one dataset.
 
     Args:
-        name: as on the command line.
+        name: the name on the command line.
         summary: one line for the list of tasks.
         fields: the columns that a row must have.
         render: turns a row into an example.
-        source: where the rows come from.
-        over: what the training loss is computed over. ``"options"``: cross-entropy over the options,
+        source: reads the rows.
+        over: the training loss. ``"options"``: cross-entropy over the options,
             with the mean log-probability of an option's tokens as its logit. ``"answer"``:
             teacher-forced cross-entropy on the tokens of the right option alone.
-        metric: how a prediction is measured.
-        sizes: how many examples the protocol takes.
+        metric: scores a prediction.
+        sizes: the protocol's number of examples in each split.
         stop: the text at which generation stops; None for the end-of-sequence token, which
             is then appended to every option.
-        max_new_tokens: the most tokens that are generated.
+        max_new_tokens: the maximum number of tokens to generate.
     """
 
     name: str
@@ -87,8 +87,8 @@ class Task:
 
         Args:
             data: see :meth:`rows`.
-            seed: the data seed, of the permutation alone.
-            sizes: how many examples; by default the task's own numbers.
+            seed: the data seed, which affects only the permutation.
+            sizes: the number of examples in each split; by default the task's own.
         """
         train = self.rows("train", data)
         validation = self._read("validation", data)
@@ -111,20 +111,22 @@ class Task:
         """Make the encoder of this task's examples; see :class:`Encoder`.
 
         Args:
-            tokenizer: of the model.
-            max_length: the most tokens of an example.
-            masked: whether the model is a masked language model, which reads a :class:`Cloze`.
+            tokenizer: the model's tokenizer.
+            max_length: the maximum number of tokens in an example.
+            masked: whether the model is a masked language model, for which :class:`Cloze` encodes.
             seq2seq: whether the model is an encoder-decoder, for which :class:`Seq2Seq` encodes.
         """
         kind = Cloze if masked else Seq2Seq if seq2seq else Encoder
         return kind.of(tokenizer, max_length, eos=self.stop is None)
 
     def training_pair(self, encoder: Encoder, example: Example) -> tuple[Encoded, int]:
-        """Encode an example as the training loss reads it, with the index of its right option.
+        """Encode an example for the training loss, and return the index of its right option.
+
+        The result has all options if the loss is over the options, else only the one to train on.
 
         Args:
-            encoder: of this task.
-            example: with all its options if the loss is over the options, else cut down to the right one.
+            encoder: this task's encoder.
+            example: the example to encode.
         """
         if self.over == "options":
             return encoder.example(example), example.right[0]
@@ -136,10 +138,10 @@ class Splits:
     """The examples of a task.
 
     Args:
-        train: to train on.
-        dev: to choose the step and the learning rate.
-        test: to report on.
-        note: says if they are fewer than the protocol takes; else empty.
+        train: training examples.
+        dev: examples to choose the step and the learning rate.
+        test: examples for the reported result.
+        note: says if there are fewer than the protocol takes, or if test is held out of train; else empty.
     """
 
     train: tuple[Example, ...]
