@@ -1,4 +1,4 @@
-"""Draw where the two bounds of a step on streamed weights cross, from measured rows.
+"""Draw the crossing of the two bounds of a step on streamed weights, from measured rows.
 
     python bench/bounds.py             # reads results/stream.csv, writes docs/images/stream.svg
 
@@ -17,11 +17,11 @@ from zeroblock.bench.stream import StreamRow
 ROOT = Path(__file__).parents[1]
 WHAT, MIN_SIZES = ("opt-13b", "sst2", "mezo_bcd", "float16"), 3
 COLOURS = {"step": "#009E73", "copies": "#0072B2", "products": "#D55E00"}
-"""Okabe and Ito's, which people with any common colour blindness can tell apart."""
+"""Okabe and Ito's colours, which people with any common colour blindness can tell apart."""
 
 
 def sizes(path: Path) -> list[StreamRow]:
-    """The rows of the memory that was measured at the most batch sizes, smallest batch first."""
+    """The rows of the memory size with the most batch sizes, smallest batch first."""
     rows = [row for row in read(path, StreamRow) if (row.model, row.task, row.method, row.dtype) == WHAT]
     by_memory: dict[int, dict[int, StreamRow]] = {}
     for row in (row for row in rows if row.memory_bytes is not None):

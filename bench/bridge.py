@@ -1,10 +1,10 @@
-"""Steps on tokenised batches: packed rows through ``engine.objective_from`` beside the closure ``model(**batch).loss``.
+"""Steps on tokenised batches: packed rows through ``engine.objective_from`` and the closure ``model(**batch).loss``.
 
     python bench/bridge.py [--model opt-125m] [--method mezo_bcd ...] [--batch 16] [--steps 3]
                            [--threads 2] [--csv results/bridge.csv]
 
-The batches are chats as TRL collates them: padded on the right to their longest row, of lengths that vary as those of
-instructions do, with a loss on the answer.  Both ways take the same batches in turn, in one run, and the row has the
+The batches are chats as TRL collates them: padded on the right to their longest row, with lengths that vary like
+instructions, and with a loss on the answer.  Both ways take the same batches in turn, in one run, and the row has the
 ratio of their medians.  Weights are random, which does not change the work.
 """
 
@@ -47,7 +47,7 @@ def batches(rows: int, count: int, words: int) -> list[dict[str, torch.Tensor]]:
 
 
 def compare(args: argparse.Namespace, method: str) -> dict[str, object]:
-    """Median seconds of a step both ways, and how far their losses differ."""
+    """Median seconds of a step both ways, and the difference of their losses."""
     model = build(args.model)
     data = batches(args.batch, args.steps + 1, int(model.config.vocab_size))
     engine, optimizer = zb.Engine(model), zb.METHODS[method](model, 0.0)  # lr 0: both measure the same weights
@@ -61,7 +61,7 @@ def compare(args: argparse.Namespace, method: str) -> dict[str, object]:
             begin = time.perf_counter()
             objective = engine.objective_from(batch) if way == "packed" else lambda batch=batch: model(**batch).loss
             losses[way] = float(optimizer.step(objective))
-            if step:  # the first is for warming up
+            if step:  # the first is the warm-up
                 taken[way].append(time.perf_counter() - begin)
         difference = max(difference, abs(losses["packed"] - losses["plain"]))
     packed, plain = (statistics.median(taken[way]) for way in ("packed", "plain"))

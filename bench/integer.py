@@ -1,10 +1,10 @@
-"""Matrices that are stored as integers: the operations on one, and a model of them, beside plain torch and floats.
+"""Matrices stored as integers: the operations on one, and a model of them, against plain torch and floats.
 
     python bench/integer.py [--size 4096] [--tokens 16] [--threads 1] [--repeats 5] [--csv results/integer.csv]
     python bench/integer.py --model smollm2 [--task sst2] [--data DIR] …
 
-Three versions take turns, and a row has the medians of their processor time, which does not depend on what else the
-machine does: the compiled loops, plain torch, which expands whole matrices by one operation after another, and weights
+Three versions take turns, and a row has the medians of their processor time, which other processes do not
+lengthen: the compiled loops, plain torch, which expands whole matrices by one operation after another, and weights
 in fp32.  With a model, 100 examples are evaluated and three steps of mezo_bcd are taken on batches of 16.
 """
 
@@ -40,13 +40,13 @@ DRAW = Draw(Key(0, 1))
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """A context in which plain torch serves integers, a whole matrix at a time."""
+    """A context in which integers go through plain torch, a whole matrix at a time."""
     with mock.patch.object(integer, "backend", return_value=reference), mock.patch.object(integer, "PIECE", 1 << 62):
         yield
 
 
 def medians(compiled: Run, plain: Run, floats: Run, repeats: int, warm: int = 1) -> list[float]:
-    """Median seconds of the three, which take turns; the first ``warm`` turns are not counted."""
+    """Median seconds of the three versions, which take turns; the first ``warm`` turns are not counted."""
     times: list[list[float]] = [[], [], []]
     contexts = (contextlib.nullcontext, plainly, contextlib.nullcontext)
     for _ in range(warm + repeats):
@@ -93,7 +93,7 @@ def operations(size: int, tokens: int, repeats: int) -> Iterator[dict[str, objec
 
 
 def models(name: str, pool: Pool, task: str, repeats: int) -> Iterator[dict[str, object]]:
-    """Rows of a model: an evaluation, and a step of mezo_bcd."""
+    """Rows of a model: an evaluation, and three steps of mezo_bcd."""
     exams, steps, numel = {}, {}, 0
     for weights in (None, *KINDS):
         model = load(name, torch.float32, "cpu", weights=weights)

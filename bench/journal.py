@@ -1,4 +1,4 @@
-"""What writing a step costs, how fast a journal is read, and how fast it becomes weights.
+"""The cost of writing a step to a journal, and the time to read a journal and to replay it.
 
     python bench/journal.py [--only write|read|replay ...] [--device cpu|cuda] [--model opt-125m]
                             [--method mezo_bcd ...] [--dtype float32 ...] [--steps N] [--csv results/journal.csv]
@@ -34,7 +34,7 @@ def build(name: str, device: str, dtype: torch.dtype) -> torch.nn.Module:
 
 
 def synthetic(optimizer: zb.ZeroOrder, steps: int) -> list[Record]:
-    """Records that the optimizer would have taken."""
+    """Records of steps that the optimizer could have taken."""
     coeffs = np.random.default_rng(0).standard_normal(steps).astype(np.float32)
     turn, records = optimizer.turns.first(), []
     for step in range(steps):
@@ -76,7 +76,7 @@ def writing(args: argparse.Namespace) -> list[dict[str, object]]:
 
 
 def reading(args: argparse.Namespace) -> list[dict[str, object]]:
-    """Seconds to read and check a million steps of one probe, and the memory it takes at most."""
+    """Seconds to read and check a million steps of one probe, and the peak memory."""
     steps = 1_000_000
     model = torch.nn.Linear(4, 4)
     header = Header.of(zb.mezo(model, 1e-6))
@@ -102,7 +102,7 @@ def reading(args: argparse.Namespace) -> list[dict[str, object]]:
 
 
 def replaying(args: argparse.Namespace, method: str, dtype: torch.dtype) -> dict[str, object]:
-    """Seconds to take all steps again."""
+    """Seconds to replay all steps."""
     options = {"fold": 50} if method.startswith("lozo") else {}  # as a run does
     label = " ".join([method, *(f"{name}={value}" for name, value in options.items())])
     optimizer = zb.METHODS[method](build(args.model, args.device, dtype), 1e-6, **options)

@@ -1,4 +1,4 @@
-"""Draw the picture of the README from numbers that were measured: memory and time beside Adam and MeZO.
+"""Draw the picture of the README from measured numbers: memory and time, compared with Adam and MeZO.
 
     python bench/picture.py             # writes docs/images/picture-light.png and picture-dark.png
 
@@ -22,10 +22,10 @@ TASKS = ("sst2", "boolq")
 NAMES = {"mezo-reference": "MeZO as published", "mezo_bcd": "zeroblock, mezo_bcd"}
 ADAM = "Adam, backpropagation"
 BYTES = 2
-"""Of a weight in fp16."""
+"""Bytes of a weight in fp16."""
 INK = {"light": "#24292f", "dark": "#e6edf3"}
 COLOURS = {ADAM: "#D55E00", "mezo-reference": "#0072B2", "mezo_bcd": "#009E73"}
-"""Okabe and Ito's, which people with any common colour blindness can tell apart."""
+"""Okabe and Ito's colours, which people with any common colour blindness can tell apart."""
 
 
 def adam_bytes() -> int:
@@ -82,7 +82,7 @@ def draw(rows: dict[tuple[str, str], BenchRow], ink: str) -> Any:
 
 
 def _label(axis: Any, y: float, x: float, text: str, ink: str) -> None:
-    """Write beside the end of a bar."""
+    """Write a text next to the end of a bar."""
     axis.annotate(
         text, (x, y), xytext=(5, 0), textcoords="offset points", ha="left", va="center", fontsize=8.5, color=ink
     )

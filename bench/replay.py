@@ -19,7 +19,7 @@ from zeroblock.noise import Draw, Key, Rounding
 from zeroblock.ops import replay
 from zeroblock.ops.replay import Matrix, Piece, Pieces, Steps
 
-RANK, SIDE = 2, 4096  # of the matrix in a low-rank subspace
+RANK, SIDE = 2, 4096  # rank of the subspace and side of the matrix
 
 
 def main() -> None:

@@ -2,16 +2,16 @@
 
     python results/lrfree/reference.py --model DIR --data DIR --task sst2 --task rte --csv results/lrfree/reference.csv
 
-``--part reference`` stops after 2, whose clock is charged and not read, so it may share its GPU; ``--part methods``
-takes up the rows of the CSV file and does 3.
+``--part reference`` stops after step 2 below, whose time is charged and not measured, so it may share its GPU;
+``--part methods`` reads the rows of the CSV file and does step 3.
 
-Ten minutes of the published procedure per learning rate and seed are not affordable here, and need not be taken: its
-steps are those of ``mezo``, which measures the same two losses along a direction of the same distribution and moves
-by the same amount, only sooner.  So this script
+Ten minutes of the published procedure per learning rate and seed are not affordable here, and not necessary: ``mezo``
+takes the same steps.  It measures the same two losses along a direction of the same distribution and moves by the same
+amount, only faster.  So this script
 
 1. times the published procedure (``zeroblock.bench.reference``) for some steps on the run's own batches;
-2. runs ``mezo`` with each learning rate for a share of the steps that fit into ten minutes at that time, lets dev
-   choose, runs all of them with the chosen one, and charges every step the time of a published one;
+2. runs ``mezo`` with each learning rate for a share of the steps that fit into ten minutes at that speed, lets dev
+   choose, takes all of them with the chosen one, and charges every step the time of a published one;
 3. runs methods without a learning rate on the clock, and notes when they reach the same dev accuracy and dev loss.
 
 No time is extrapolated from a shorter run, and no step is left out; the trajectory of the published code is replaced by
@@ -48,9 +48,9 @@ class Mark:
     """One evaluation of a run.
 
     Args:
-        step: how many steps had been taken.
-        seconds: of training until then.
-        loss: on dev.
+        step: number of steps taken.
+        seconds: seconds of training so far.
+        loss: the loss on dev.
         dev: the metric on dev.
     """
 
@@ -64,12 +64,12 @@ class Bench:
     """A task on a model whose weights can be put back.
 
     Args:
-        model: a folder or a name, as of ``zeroblock train``.
-        task: its name.
+        model: a folder or a name, as for ``zeroblock train``.
+        task: name of the task.
         data: the folder with local rows; None for the hub.
-        seed: of data and noise.
+        seed: the seed of data and noise.
         batch_size: examples per step.
-        dev: most rows of dev.
+        dev: maximum number of dev rows.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Bench:
         return self.work.engine.objective(encoded, labels, over=self.work.task.over)
 
     def measure(self) -> tuple[float, float]:
-        """Dev loss and dev metric of the weights as they are."""
+        """Dev loss and dev metric of the current weights."""
         found = self.work.evaluator(self.work.exams["dev"])
         return found.loss, found.value
 
@@ -103,11 +103,11 @@ class Bench:
         """Train for a number of steps, or for some seconds, and measure dev on the way, before the first step too.
 
         Args:
-            optimizer: of this model, fresh.
-            lr: constant; None lets the budget of displacement choose, falling to zero over the run.
-            evals: evaluations, evenly over the run.
-            steps: of the run; None if the clock ends it.
-            limit_s: seconds of training, if the clock ends it.
+            optimizer: a fresh optimizer of this model.
+            lr: a constant rate; None lets the budget of displacement choose one that falls to zero over the run.
+            evals: number of evaluations, spread evenly over the run.
+            steps: number of steps; None if the clock ends the run.
+            limit_s: seconds of training, if the clock ends the run.
         """
         budget = Budget.of(optimizer) if lr is None else None
         clock = Stopwatch()
@@ -139,7 +139,7 @@ class Bench:
 
 
 class Stopwatch:
-    """Seconds of training, evaluations left out."""
+    """Seconds of training, without evaluations."""
 
     def __init__(self) -> None:
         self._before, self._since = 0.0, None
@@ -148,11 +148,11 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """So far."""
+        """Seconds so far."""
         return self._before + (0.0 if self._since is None else time.perf_counter() - self._since)
 
     def go(self) -> None:
-        """Run, if it does not yet."""
+        """Start, unless it is already running."""
         if self._since is None:
             self._since = time.perf_counter()
 
@@ -166,21 +166,21 @@ class Stopwatch:
 REFERENCE = "mezo-reference"
 """The published procedure's name in the rows."""
 FIRST_GUESS_STEPS = 1000.0
-"""Steps that a run of unknown speed is taken to have before its first one."""
+"""Assumed number of steps of a run before its speed is known."""
 
 
 def _left(step: int, seconds: float, limit_s: float) -> float:
-    """How many steps a run that the clock ends has left, at the speed so far."""
+    """The steps left in a run that the clock ends, at the speed so far."""
     return FIRST_GUESS_STEPS if not step or not seconds else (limit_s - seconds) * step / seconds
 
 
 def first(marks: Iterable[Mark], reached: Callable[[Mark], bool]) -> Mark | None:
-    """The first evaluation after a step that has reached something."""
+    """The first evaluation after step 0 that satisfies ``reached``."""
     return next((mark for mark in marks if mark.step and reached(mark)), None)
 
 
 def run(bench: Bench, method: str, lr: float | None, **length: Any) -> list[Mark]:
-    """A run of a method from the model's own weights, with its evaluations."""
+    """Run a method from the model's own weights; return its evaluations."""
     bench.restore()
     optimizer = METHODS[method](bench.work.model, lr=lr, seed=bench.seed)
     return bench.run(optimizer, lr=lr, **length)

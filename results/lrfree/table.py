@@ -2,7 +2,7 @@
 
     python results/lrfree/table.py RACES [OUT]
 
-Reads ``RACES/NAME/TASK/runners.csv`` of every model NAME, and ``RACES/NAME-icl/runs.csv`` if it is there; writes
+Reads ``RACES/NAME/TASK/runners.csv`` of every model NAME, and ``RACES/NAME-icl/runs.csv`` if it exists; writes
 ``tasks.md``, ``tasks.csv`` and, with matplotlib, ``tasks.svg`` into OUT, which is RACES by default.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from zeroblock.sweep.table import Mean
 
 FREE, GRID = {"mezo_bcd auto": "MeZO-BCD, no lr", "fzoo_bcd auto": "FZOO-BCD, no lr"}, "mezo_bcd"
-"""Entrants without a learning rate, which are compared with the grid."""
+"""Entrants without a learning rate, and the grid that they are compared with."""
 ROWS = {
     "zero-shot": "Zero-shot",
     "icl": "ICL, 8 shots",
@@ -31,12 +31,12 @@ ROWS = {
 TASKS = ("sst2", "rte", "cb", "boolq", "wsc", "wic", "multirc", "copa", "record", "squad", "drop")
 MODELS = ("smollm2", "gemma", "qwen")
 LOST = 1.25
-"""A run that ends with more than this times the dev loss before training, or with none, diverged."""
+"""A run that ends with more than this multiple of the dev loss before training, or without a dev loss, diverged."""
 WITHIN = 0.01
-"""A default that is at most so far below the best hand-set learning rate counts as within a point of it."""
+"""A default that is at most this far below the best hand-set learning rate counts as within a point of it."""
 
 Cells = dict[str, dict[str, list[float]]]
-"""Test by row and task, one number per seed."""
+"""Test results by row and task, one number per seed."""
 
 
 def read(folder: Path) -> tuple[Cells, list[dict[str, str]]]:
@@ -71,7 +71,7 @@ def ends_of(folder: Path) -> dict[str, list[float]]:
 
 
 def markdown(folder: Path, cells: Cells, rows: list[dict[str, str]]) -> list[str]:
-    """The table of a model, and how entrants without a learning rate did beside the grid."""
+    """The table of a model, and the comparison of entrants without a learning rate with the grid."""
     name, ends = folder.name, ends_of(folder)
     tasks = [task for task in TASKS if any(task in row for row in cells.values())]
     seeds = max(len(values) for row in cells.values() for values in row.values())
@@ -110,7 +110,7 @@ def markdown(folder: Path, cells: Cells, rows: list[dict[str, str]]) -> list[str
 
 
 def draw(path: Path, found: dict[str, Cells]) -> None:
-    """Test of the default beside the others, a panel per model."""
+    """Draw the test results of the default and the others, a panel per model."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -2,8 +2,8 @@
 
     python results/race/page.py
 
-Every race is a folder with race.json and heats.jsonl; steps.csv holds the step times.  The text between the
-marks in the page is replaced, and the figures go to docs/images.
+Every race is a folder with race.json and heats.jsonl; steps.csv holds the step times.  The script
+replaces the text between the marks in the page, and writes the figures to docs/images.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MODELS = {"smollm2": "SmolLM2-135M", "qwen": "Qwen2.5-1.5B"}
 TASKS = ("sst2", "rte", "squad", "boolq")
 YARDSTICK = "mezo"
 MIN_SEEDS = 3
-"""Seeds below which no verdict is given."""
+"""Minimum number of seeds for a verdict."""
 FEW = "too few seeds to say"
 
 CLAIMS = {
@@ -57,7 +57,7 @@ CLAIMS = {
     "sparse_mezo": "9 % more accuracy than MeZO and 3.5 times as fast, on RTE",
     "mezo_bcd_adam": "a variant of MeZO-BCD with Adam's moments of one block; the paper's headline is about MeZO-BCD",
 }
-"""What the abstracts of the papers say of the methods' speed and accuracy."""
+"""The claims of the papers' abstracts about speed and accuracy."""
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def main() -> None:
         if (args.rows / model / task / "race.json").is_file()
     }
     for path in sorted(args.rows.glob("*/*/race.json")):
-        if (path.parts[-3], path.parts[-2]) not in courses:  # those of other tasks have tables of their own only
+        if (path.parts[-3], path.parts[-2]) not in courses:  # races on other tasks only get their own tables
             table.write(Course.open(path.parent), figure="")
     page = args.docs / "race.md"
     text = page.read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def filled(text: str, name: str, lines: Sequence[str]) -> str:
-    """Replace what stands between the marks of a part."""
+    """Replace the text between the marks of a part."""
     begin, end = f"<!-- race: {name} -->", f"<!-- race: end of {name} -->"
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
     if not pattern.search(text):
@@ -131,7 +131,7 @@ def standings(courses: dict[tuple[str, str], Course], docs: Path) -> list[str]:
 
 
 def claims(courses: dict[tuple[str, str], Course]) -> list[str]:
-    """What each paper says, and what the first race on SmolLM2 found, beside MeZO."""
+    """Each paper's claim, and the result of the race on SmolLM2's sst2, compared with MeZO."""
     course = courses.get(("smollm2", "sst2"))
     if course is None:
         return []
@@ -153,7 +153,7 @@ def claims(courses: dict[tuple[str, str], Course]) -> list[str]:
 
 
 def beside(mine: Sequence[Score], other: Sequence[Score]) -> tuple[str, str]:
-    """A method beside MeZO: test, and the seconds to MeZO's best dev loss; then both in plain words."""
+    """A method against MeZO: test and the time to MeZO's best dev loss, in numbers and as a verdict."""
     a, b = ([100 * one.test for one in some if not math.isnan(one.test)] for some in (mine, other))
     if not a or not b:
         return "no test", "open"

@@ -14,7 +14,7 @@ from ..task import Encoded, Task
 from ..task.encoding import Tokenizer
 
 PADDED_TO_TOKENS = 8
-"""MeZO's collator pads to a multiple of so many tokens."""
+"""MeZO's collator pads to a multiple of this many tokens."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Batch:
 
     @property
     def rows(self) -> list[tuple[tuple[int, ...], int]]:
-        """The rows that the published code runs: a string per option, with the number of the option's tokens."""
+        """The rows that the published code runs: token ids per option, with the number of the option's tokens."""
         return [row for one in self.scored for row in one.rows]
 
     @property
@@ -108,7 +108,7 @@ class Pool:
             raise ZeroBlockError("there are no examples to measure on")
 
     def batch(self, step: int, size: int) -> Batch:
-        """The batch of a step; it depends on the number of the step alone."""
+        """The batch of a step; it depends only on the number of the step."""
         chosen = [(step * size + i) % len(self.encoded) for i in range(size)]
         return Batch(tuple(self.encoded[i] for i in chosen), tuple(self.labels[i] for i in chosen), self.over)
 
@@ -125,7 +125,7 @@ class Pool:
 
     @property
     def longest(self) -> int:
-        """Number of tokens of the longest string."""
+        """Number of tokens of the longest row."""
         return max(len(ids) for one in self.encoded for ids, _ in one.rows)
 
 
@@ -144,11 +144,11 @@ def encode(
     Args:
         task: the task.
         data: see :meth:`Task.rows`.
-        tokenizer: the model's, or a stand-in of like granularity.
+        tokenizer: the model's tokenizer, or a stand-in of similar granularity.
         seed: the data seed.
         limit: maximum number of examples.
         max_length: longer contexts are cut on the left.
-        reads: how the model reads examples, see :meth:`Task.encoder`.
+        reads: options for the way the model reads examples, see :meth:`Task.encoder`.
     """
     encoder = task.encoder(tokenizer, max_length, **reads)
     examples = task.load(data, seed=seed).train[:limit]
@@ -165,7 +165,7 @@ def write(path: Path, pool: Pool) -> None:
 
 
 def read(path: Path, over: Over) -> Pool:
-    """Read what :func:`write` wrote."""
+    """Read a file that :func:`write` wrote."""
     if not path.is_file():
         raise ZeroBlockError(f"no file {str(path)!r}; write it with: zeroblock bench encode")
     try:

@@ -63,11 +63,11 @@ class Ceiling:
     def forked_ms(self, rows: int, positions: int, blocks: Sequence[Block], *, shared: bool = False) -> float | None:
         """Milliseconds of the forked step, averaged over blocks.
 
-        It has S rows before the active block, twice S in it, and 2S at once after it.
+        It runs S rows before the active block, twice S rows in it, and 2S rows at once after it.
 
         Args:
             rows: S, the number of tokens of the packed row.
-            positions: how many of them carry loss.
+            positions: number of them that carry loss.
             blocks: the blocks that take turns.
             shared: whether both sides go through one product in the block too (low rank).
         """
@@ -88,7 +88,7 @@ class Ceiling:
         return total / len(blocks)
 
     def copy_ms(self, nbytes: float) -> float:
-        """Milliseconds to move so many bytes, reads and writes counted together."""
+        """Milliseconds to move this many bytes, reads and writes counted together."""
         if self._bandwidth is None:
             x = torch.ones(COPY_BYTES[self.device.type] // 4, device=self.device)
             y = torch.empty_like(x)
@@ -110,7 +110,7 @@ class Ceiling:
 
     @torch.no_grad()
     def _ms(self, run: Callable[[], object]) -> float:
-        """Median milliseconds of a call; on a GPU of its graph, so that the host does not slow it down."""
+        """Median milliseconds of a call; on a GPU, of its CUDA graph, so that the host does not slow it down."""
         run()
         if self.device.type != "cuda":
             times: list[float] = []

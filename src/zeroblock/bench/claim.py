@@ -1,4 +1,4 @@
-"""What the papers say about the memory of their methods, beside what the table of memory counts."""
+"""The papers' claims about the memory of their methods, next to the numbers of the memory table."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CLAIMS = {
     "conmezo": "the low memory footprint of zeroth-order methods",
     "subzero": "less than dense perturbations",
 }
-"""What is claimed, by method; a method that is not here has no paper of its own or none that says it.
+"""The claims by method; a method is missing if it has no paper or its paper does not claim any.
 
 ¹ are peaks of OPT-13B on sst2 in fp16, batch 16, on an A100, as the paper of MeZO-BCD reports them."""
 
 
 def markdown(needs: Sequence[Need]) -> list[str]:
-    """The table of memory beside the claims, as the lines of a table in Markdown.
+    """The memory table with the claims, as the lines of a Markdown table.
 
     >>> markdown([Need("mezo", 10**9, 10**8, 0, 2)])[-1]
     '| `mezo` | 2.20 | 1.100 | 0 | the memory of inference; 25.9 GB ¹ |'

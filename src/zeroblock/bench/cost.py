@@ -1,4 +1,4 @@
-"""The time of a step by block: timed, and as the cost model predicts it from a few of the blocks."""
+"""The time of a step by block: measured, and predicted by the cost model from a few of the blocks."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class CostRow(Row):
     """The time of a step on one block.
 
     Args:
-        tokens: of a batch in a packed row.
+        tokens: packed tokens of the batch.
         block: index of the block.
-        name: of the block.
-        prefix: share of the layers that run before it.
+        name: name of the block.
+        prefix: share of the layers that run before the block.
         weights: number of its weights.
-        held: whether the hidden states before the block were held from the step before.
+        held: whether the hidden states before the block were held from the previous step.
         fitted: whether the prediction was fitted to this block, too.
-        median_ms: of the block's steps; on the CPU of processor time.
-        predicted_ms: by the cost model.
-        error: of the prediction, as a fraction of the median.
+        median_ms: median time of the block's steps; on the CPU, processor time.
+        predicted_ms: the time that the cost model predicts.
+        error: error of the prediction, as a fraction of the median.
     """
 
     tokens: int
@@ -55,14 +55,14 @@ class CostRow(Row):
 
 
 def stepper(optimizer: ZeroOrder, objective: Closure | Sequence[Closure], held: bool = False) -> Callable[[int], float]:
-    """A function that takes a step on a block, puts its weights back, and says how many seconds the step took.
+    """A function that takes a step on a block, restores its weights, and returns the seconds of the step.
 
     On the CPU these are seconds of processor time, which other processes do not lengthen.
 
     Args:
         optimizer: takes the steps.
-        objective: what they measure.
-        held: take two steps on the block, of which the second counts.
+        objective: the objective of the steps.
+        held: take two steps on the block and count only the second.
     """
     on_gpu = next(iter(optimizer.params.values())).is_cuda
     clock = time.perf_counter if on_gpu else time.process_time
@@ -90,12 +90,12 @@ def stepper(optimizer: ZeroOrder, objective: Closure | Sequence[Closure], held: 
 
 
 def measured(optimizer: ZeroOrder, objective: Closure | Sequence[Closure], rounds: int = ROUNDS) -> Costs:
-    """The costs of an optimizer's blocks, from timed steps on a few of them; the weights come out as they were.
+    """The costs of an optimizer's blocks, from timed steps on a few of them; the weights are restored.
 
     Args:
-        optimizer: of several blocks; one that nothing else uses, because it takes steps.
-        objective: what its steps measure.
-        rounds: steps that are timed per block.
+        optimizer: an optimizer of several blocks that nothing else uses, because it takes steps.
+        objective: the objective of its steps.
+        rounds: number of timed steps per block.
     """
     work = works(optimizer.model, optimizer.blocks)
     chosen = sample(work)
@@ -110,14 +110,14 @@ def table(
     """Time a step on every block, and predict all from a few.
 
     Args:
-        model: on its device, in its dtype; its weights come out as they were.
-        pool: the examples, of which the first batch is taken.
-        names: of model and task, for the rows.
-        method: of blocks.
+        model: the model, on its device and in its dtype; its weights are restored.
+        pool: the examples; the first batch is used.
+        names: names of model and task, for the rows.
+        method: a method with blocks.
         batch_size: examples per step.
-        rounds: steps that are timed per block.
+        rounds: number of timed steps per block.
         graphs: whether to capture steps; by default where it pays.
-        hold: time steps whose prefix is held, too; they are not captured.
+        hold: also time steps with a held prefix; no step is captured then.
     """
     engine = Engine(model, graphs=False if hold else graphs, hold=hold)
     batch = pool.batch(0, batch_size)

@@ -1,6 +1,6 @@
 """The paper's theoretical table of peak memory, for any model and every method of the library.
 
-It counts parameters: the weights, and what a step holds beside them.  W_ℓ is one tensor, since
+It counts parameters: the weights, and the tensors that a step holds in addition.  W_ℓ is one tensor, since
 perturbations are drawn, used and dropped one tensor at a time.
 
     MeZO         Σ|W_ℓ| + max|W_ℓ|
@@ -14,13 +14,14 @@ perturbations are drawn, used and dropped one tensor at a time.
     EGGROLL      Σ|W_ℓ| + max (m_ℓ + n_ℓ)·r (A and B of one member), r = 1
     MeZO-SVRG    2·Σ|W_ℓ| + max|W_ℓ|
 
-The last six are not the paper's: they count what the authors' codes hold, in the dtype of the weights.  Our states of
-HiZOO, of ConMeZO and of momenta are fp32, and so are our frames; LOZO's V and z are drawn again instead of kept, and a
-folded run keeps the sum of its steps in coordinates: see :attr:`Need.kept_here`.
+The last six are not in the paper: they count what the authors' codes hold, in the dtype of the weights.  zeroblock
+keeps the states of HiZOO and ConMeZO, momenta and frames in fp32.  It draws LOZO's V and z again instead of keeping
+them, and keeps the sum of a folded run's steps in coordinates: see :attr:`Need.kept_here`.
 
-FZOO, MeZO-Greedy, AdaMeZO and the sign need what MeZO needs, LeZO, AdaLeZO and adaptive blocks what MeZO-BCD needs.
-Adam adds two moments: of every weight, or of the largest block's for MeZO-BCD.  Momentum adds one number per weight, or
-m_ℓ·r per matrix for LOZO-M.  The table leaves activations out; :func:`forward` gives the size of the two largest.
+FZOO, MeZO-Greedy, AdaMeZO and the sign need as much as MeZO; LeZO, AdaLeZO and adaptive blocks as much as MeZO-BCD.
+Adam adds two moments for every weight, or with MeZO-BCD for the weights of the largest block.  Momentum adds one number
+per weight, or m_ℓ·r per matrix for LOZO-M.  The table leaves activations out; :func:`forward` gives the size of the two
+largest.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ class Need:
 
     Args:
         method: the library's name of it.
-        weights: those of the model.
-        held: noise, mask and factors that exist for a moment.
+        weights: weights of the model.
+        held: noise, mask and factors that exist only for a moment.
         kept: factors and moments that stay from step to step.
         bytes_each: bytes per weight.
-        own_bytes: what `zeroblock train` keeps from step to step, in bytes; None if it is the same.
+        own_bytes: bytes that `zeroblock train` keeps from step to step; None if it keeps the same.
         stored_bytes: bytes of the model's weights, where some are stored as integers; None where none are.
     """
 
@@ -89,7 +90,7 @@ class Need:
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
-    """Bytes of the two largest activations in a forward of padded rows, which the table leaves out.
+    """Bytes of the two largest activations in a forward pass of padded rows; the table leaves them out.
 
     Args:
         rows: number of rows, one per option.
@@ -105,11 +106,11 @@ class Forward:
 
 
 FRAME_RANK, QUERIES = 64, 4
-"""Rank of SubZero's and ZO-Muon's frames, and queries of a step of ZO-Muon, as their authors' examples have them."""
+"""Rank of SubZero's and ZO-Muon's frames, and queries of a step of ZO-Muon, as in their authors' examples."""
 
 
 def table(model: nn.Module, bytes_each: int, rank: int = 2) -> list[Need]:
-    """What the methods need, as published: one row for each of the library's.
+    """The memory that the methods need as published, one row per method of the library.
 
     Args:
         model: it needs no weights and may be on the meta device.
@@ -164,7 +165,7 @@ def table(model: nn.Module, bytes_each: int, rank: int = 2) -> list[Need]:
 
 
 def forward(config: Any, bytes_each: int, rows: int, length: int) -> Forward:
-    """What a forward of padded rows holds in memory.
+    """The memory of a forward pass of padded rows.
 
     Args:
         config: the config of a transformers model.

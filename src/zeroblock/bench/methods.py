@@ -24,7 +24,7 @@ from .variant import LR
 MIN_STEPS = 3
 MAX_WARM_UP_CYCLES = 4
 SAMPLED_BATCHES = 20
-"""The batch that is measured has the median length of so many."""
+"""The measured batch has the median length of this many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,14 @@ class MethodRow(Row):
 
     Args:
         tokens: packed tokens of the batch.
-        blocks: that take turns; 1 if every weight moves at once.
-        points: where a step measures the loss.
+        blocks: number of blocks that take turns; 1 if every weight moves at once.
+        points: number of points at which a step measures the loss.
         captured: whether steps ran as CUDA graphs.
         steps: number of measured steps.
-        mean_ms: of a step; None if the method could not run.
+        mean_ms: mean time of a step; None if the method could not run.
         peak_bytes: peak memory, weights included.
         weights_bytes: size of the weights alone.
-        error: why the method could not run; empty if it could.
+        error: the reason why the method could not run; empty if it could.
     """
 
     tokens: int
@@ -67,19 +67,18 @@ def measure(
     idle_bytes: int = 0,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[MethodRow]:
-    """Measure a step of every method on one batch; yields each row as soon as it is there.
+    """Measure a step of every method on one batch; yield each row as soon as it is done.
 
-    Steps go on for some seconds, and to the end of a cycle of blocks if that is near.  They move the weights by next
-    to nothing.
+    Steps run for ``seconds``, and to the end of the cycle of blocks if that is near.  They barely move the weights.
 
     Args:
-        model: on its device, in its dtype.
+        model: the model, on its device and in its dtype.
         pool: the examples.
         methods: their names.
-        names: of model and task, for the rows.
+        names: names of model and task, for the rows.
         batch_size: examples per step.
-        seconds: that are measured per method.
-        until: when to begin no more methods, on the monotonic clock.
+        seconds: seconds of measured steps per method.
+        until: time after which no method begins, on the monotonic clock.
         idle_bytes: bytes of memory that the process held before it loaded the model, on the CPU.
         tell: called with a line per method.
     """
@@ -113,7 +112,7 @@ def measure(
 
 
 def _sample(model: nn.Module, name: str, batch: Batch, seconds: float, gauge: Gauge) -> dict[str, object]:
-    """Take the steps of a method; the columns that they decide."""
+    """Take the steps of a method; return the columns that follow from them."""
     plain = get(name)(specimen(), lr=LR)
     fold = {"fold": plain.interval} if plain.subspace.folds else {}  # as zeroblock train does
     optimizer, engine = get(name)(model, lr=LR, **fold), Engine(model)
@@ -133,7 +132,7 @@ def _sample(model: nn.Module, name: str, batch: Batch, seconds: float, gauge: Ga
 
 
 def _warm_up(optimizer: ZeroOrder, engine: Engine, batch: Batch, seconds: float, cycle: int) -> None:
-    """Take steps until a cycle of blocks captures nothing new: graphs of some pieces come with their second use."""
+    """Take steps until a cycle of blocks captures nothing new: some pieces are captured at their second use."""
     for _ in range(MAX_WARM_UP_CYCLES):
         captured = engine.graphs.captures if engine.graphs else 0
         _take(optimizer, engine, batch, seconds, cycle, stop=True)
@@ -144,11 +143,11 @@ def _warm_up(optimizer: ZeroOrder, engine: Engine, batch: Batch, seconds: float,
 def _take(
     optimizer: ZeroOrder, engine: Engine, batch: Batch, seconds: float, cycle: int, stop: bool = False
 ) -> tuple[int, float]:
-    """Take steps for some seconds, or up to twice as long to the end of a cycle; how many, and how long they took.
+    """Take steps for ``seconds``, or up to twice as long to finish a cycle; return their number and their time.
 
     Args:
-        optimizer: takes them.
-        engine: of the model.
+        optimizer: takes the steps.
+        engine: the engine of the model.
         batch: the examples.
         seconds: see above.
         cycle: steps in which every block has its turn.
@@ -174,7 +173,7 @@ def table(rows: Sequence[MethodRow]) -> list[str]:
     """The rows as lines of Markdown, the fastest first; the ratio is to ``mezo_bcd``.
 
     Args:
-        rows: of one model and task.
+        rows: the rows of one model and task.
     """
     own = next((row.mean_ms for row in rows if row.method == "mezo_bcd" and row.mean_ms), None)
     lines = ["| method | blocks | points | captured | ms per step | × mezo_bcd | ms per point | peak / weights |"]

@@ -14,7 +14,7 @@ from .script import append, machine, positive, seconds, writable
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Operations = dict[str, tuple[Callable[[], object], float]]
-"""By name: the operation, and the bytes per element that it reads and writes."""
+"""Operations by name, each with the bytes per element that it reads and writes."""
 
 
 def arguments(doc: str | None) -> argparse.Namespace:

@@ -29,7 +29,7 @@ def draw(rows: Sequence[BenchRow], folder: Path) -> list[Path]:
 
     Args:
         rows: the latest measurement of each variant.
-        folder: where the files go.
+        folder: the folder for the files.
     """
     if not rows:
         raise ZeroBlockError("there are no rows to draw; measure some with: zeroblock bench step --csv FILE")
@@ -48,7 +48,7 @@ def time_figure(rows: Sequence[BenchRow]) -> Any:
     def finish(axis: Any, members: list[BenchRow]) -> None:
         axis.set_yscale("log")
         low, high = min(r.q20_ms for r in members), max(max(r.mean_ms, r.q80_ms) for r in members)
-        # a log axis has no zero for bars to start from; from half the shortest on, every bar can be seen
+        # a log axis has no zero for bars to start from; starting at half the shortest keeps every bar visible
         axis.set_ylim(low / 2, high * (high / low) ** 0.2 * 1.3)
         axis.yaxis.set_major_formatter(lambda ms, _: f"{ms:g}")
         axis.set_ylabel("ms per step, log scale")

@@ -1,4 +1,4 @@
-"""What several ranks gain: a step, its message, a comparison of weights and an evaluation, beside one process."""
+"""The gain of several ranks over one process: a step, its message, a comparison of weights and an evaluation."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ from .row import Row
 
 WARM_UP_STEPS = 3
 ROUNDS = 3
-"""Times that the timed steps are taken alone and together, in turns; medians of these count."""
+"""Rounds in which the timed steps are taken alone and then together; their medians count."""
 MESSAGES = 200
-"""Messages whose median is the time of one."""
+"""Number of timed messages; their median counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RanksRow(Row):
-    """The parts of a run on several ranks, and the same in one process while the other ranks wait.
+    """The times of a run's parts on several ranks, and in one process while the other ranks wait.
 
-    One rank alone sends messages to itself: then the difference is what joining a process group costs.
+    One rank alone sends messages to itself: then the difference is the cost of a process group.
 
     Args:
-        ranks: how many there are.
-        parallel: what they share.
+        ranks: number of ranks.
+        parallel: the work that they divide: data, probes or both.
         shares: micro-batches per step, for one process as well.
         probes: directions per step.
         alone_ms: median milliseconds per step of one process.
-        step_ms: the same of the ranks together.
+        step_ms: the same for the ranks together.
         captured: whether the message is part of the step that is submitted to the GPU; else the host sends it.
-        speedup: of ``alone_ms`` to ``step_ms``.
+        speedup: ratio of ``alone_ms`` to ``step_ms``.
         message_us: median microseconds of one message between all ranks, with nothing to wait for.
-        message_bytes: that one rank sends per step.
+        message_bytes: bytes that one rank sends per step.
         checksum_ms: milliseconds of one comparison of the weights.
         evaluate_alone_s: seconds of one process for the evaluated examples; None if there are none.
-        evaluate_s: the same of the ranks together.
+        evaluate_s: the same for the ranks together.
         evaluate_speedup: their ratio.
-        examples: evaluated.
+        examples: number of evaluated examples.
     """
 
     ranks: int
@@ -80,7 +80,7 @@ def encoded(config: Config, path: Path) -> Workload:
     """A workload of examples that are token ids already; it has nothing to evaluate.
 
     Args:
-        config: resolved.
+        config: a resolved configuration.
         path: a file of ``zeroblock bench encode``, or a folder of them.
     """
     task = tasks.get(config.task)
@@ -94,21 +94,21 @@ def encoded(config: Config, path: Path) -> Workload:
 def measure(workload: Workload, peers: Peers, steps: int, tell: Callable[[str], None]) -> RanksRow:
     """Measure all parts; every rank calls this, and gets the numbers of rank 0.
 
-    Every step is on the same batch, so that a GPU captures it once, and the learning rate is zero, so that the
+    Every step uses the same batch, so that a GPU captures it once, and the learning rate is zero, so that the
     weights of all ranks stay the same.
 
     Args:
-        workload: of a configuration whose ``parallel`` and ``shares`` are decided.
+        workload: a workload whose configuration has its ``parallel`` and ``shares`` set.
         peers: the ranks.
-        steps: that are timed, at least; whole cycles of blocks on a GPU.
-        tell: is called with a line about each part.
+        steps: minimum number of timed steps; rounded up to whole cycles of blocks on a GPU.
+        tell: called with a line about each part.
     """
     config = workload.config
     assert config.parallel is not None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ZeroBlockWarning)  # of a process that goes its own way, as it should
+        warnings.simplefilter("ignore", ZeroBlockWarning)  # about a process that steps alone, which is intended
         alone = _Taker(workload, optimizer(config, workload.model, parallel=None))
-    twin = dataclasses.replace(workload, engine=engine_of(config, workload.model))  # which keeps its own captures
+    twin = dataclasses.replace(workload, engine=engine_of(config, workload.model))  # which keeps separate captures
     joined = optimizer(config, workload.model, parallel=Ranks.of(config.parallel, probes=config.probes))
     together = _Taker(twin, joined)
     cycle = len(joined.blocks) if next(workload.model.parameters()).is_cuda else 1
@@ -159,7 +159,7 @@ class _Taker:
     """Takes steps on the first batch of a run.
 
     Args:
-        workload: what is measured.
+        workload: the workload to measure.
         optimizer: takes the steps.
     """
 
@@ -178,7 +178,7 @@ class _Taker:
 
 
 def _evaluations(workload: Workload, peers: Peers) -> tuple[float | None, float | None]:
-    """Seconds that one process takes for the evaluated examples, and the ranks together; None without examples."""
+    """Seconds of the evaluation in one process, and on the ranks together; None without examples."""
     exam = workload.exams.get("dev")
     if exam is None:
         return None, None
@@ -187,7 +187,7 @@ def _evaluations(workload: Workload, peers: Peers) -> tuple[float | None, float 
 
 
 def _median(work: Callable[[], object], times: int) -> float:
-    """Median seconds of some work; the first time does not count."""
+    """Median seconds of a call; the first call does not count."""
     seconds = []
     for _ in range(times + 1):
         begin = time.perf_counter()

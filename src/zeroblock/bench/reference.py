@@ -4,11 +4,11 @@ MeZO (its ``large_models``): every option of every example is a row, padded on t
 the batch's longest and to a multiple of 8; the model gives logits at all positions; the
 loss is taken in the logits' dtype; the weights are perturbed, perturbed back, restored and
 moved in four passes, out of place, with ``torch.normal`` in the weights' dtype from a
-re-seeded generator; the coefficient comes to the host.  LOZO's code is this with
-``z = U Vᵀ``, the paper's MeZO-BCD is this on the active block, SparseMeZO is this under a mask.
+re-seeded generator; the coefficient is copied to the host.  LOZO's code does the same
+with ``z = U Vᵀ``, the paper's MeZO-BCD on the active block, SparseMeZO under a mask.
 
-The key-value cache, which transformers fills by default, stays on as in the published code: 16 GB
-for a batch of MultiRC at 13B, and next to no time.  The bookkeeping of transformers' ``Trainer``
+The key-value cache, which transformers fills by default, stays on as in the published code: it takes
+16 GB for a batch of MultiRC at 13B, and almost no time.  The bookkeeping of transformers' ``Trainer``
 around the step is left out, and attention is the model's own default.
 """
 
@@ -117,10 +117,10 @@ class MeZO:
     """Malladi et al.'s step.
 
     Args:
-        model: every trainable parameter is perturbed and moved; in 16 bits it does not quite come back.
+        model: its trainable parameters are all perturbed and moved; 16 bits do not restore them exactly.
         lr: learning rate.
         eps: distance of the two evaluations from the weights.
-        seed: the seed that the seeds of the steps are drawn with.
+        seed: the seed from which the seeds of the steps are drawn.
     """
 
     cycle = 1
@@ -204,7 +204,7 @@ class LOZO(MeZO):
     """Chen et al.'s step: z = U Vᵀ for matrices, V held for ``interval`` steps.
 
     On the steps that draw V the update does not draw it, so it moves along another U than the one that
-    was measured. That is as published.
+    was measured, as in the published code.
     """
 
     rank = 2

@@ -14,18 +14,18 @@ from ..errors import ZeroBlockError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """What was measured, where and when: the columns that every kind of row has.
+    """The columns that every kind of row has: the subject, the machine and the date of a measurement.
 
     Args:
         model: name or path.
         task: the task that the examples are from.
         method: a method of the library; with ``-reference``, the published procedure.
         device: ``cpu`` or ``cuda``.
-        dtype: of the weights, or the integers that they are stored as.
+        dtype: the dtype of the weights, or the integers that store them.
         batch_size: examples per step.
         machine: name of the processor.
-        versions: of the software that was measured.
-        date: of the measurement.
+        versions: versions of the measured software.
+        date: date of the measurement.
     """
 
     model: str
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def odd(self) -> str:
-        """What cannot be true of a measurement; empty if nothing is."""
+        """The values that no measurement can have, as text; empty if there are none."""
         return ""
 
     @classmethod
@@ -61,15 +61,16 @@ class BenchRow(Row):
         engine: ``sequential``, ``forked``, or ``reference``.
         steps: number of measured steps, without the warm-up; a multiple of ``cycle``.
         cycle: number of steps in which every block has its turn; 1 if there is one block.
-        median_ms, q20_ms, q80_ms, mean_ms: of the steps. Steps of block methods differ by the depth of the block.
+        median_ms, q20_ms, q80_ms, mean_ms: statistics of the steps. In block methods a step's time depends on the
+            depth of the block.
         peak_bytes: peak memory, weights included; None if it could not be measured.
         weights_bytes: size of the weights alone.
         ratio_to_reference: the mean of ``mezo-reference`` over this mean, which is the ratio of the times of
             two long runs; None if ``mezo-reference`` was not in the run.
         ratio_of_medians: the same ratio from the medians.
-        gemm_floor_ms: time of the step's products with the weights alone, at the speed this machine was measured
-            to multiply matrices of these shapes; None if the layers are not made of plain matrices.
-        copy_floor_ms: time to read and write what perturbation and update must, at the measured speed of a copy.
+        gemm_floor_ms: time of the step's products with the weights alone, at the measured
+            speed of this machine for matrices of these shapes; None if the layers are not made of plain matrices.
+        copy_floor_ms: time of the reads and writes that perturbation and update need, at the measured copy speed.
         tokens: packed tokens per batch, on average.
         tokens_padded: tokens per batch if each option is a row padded to a multiple of 8, on average.
     """
@@ -153,7 +154,7 @@ def latest(measurements: Sequence[BenchRow]) -> list[BenchRow]:
 
 
 def check(path: Path, kind: type[Row]) -> list[str]:
-    """Refuse a file that holds something else than measurements of a kind; returns its columns, none if it is new."""
+    """Reject a file that holds anything but rows of a kind; return its columns, or an empty list if it is new."""
     if not path.exists() or not path.stat().st_size:
         return []
     try:

@@ -27,11 +27,11 @@ from .variant import Choice
 MILESTONES = (25, 100, 200, 1000, 3000)
 """Steps after which the clock is read."""
 REFERENCE_STEPS = 24
-"""Steps of MeZO's own procedure that are timed, after as many that are not: it has nothing to warm up for longer."""
+"""Timed steps of MeZO's own procedure, after the same number of warm-up steps; it needs no more."""
 MEMORY_STEPS = 20
-"""Steps after the run in which peak memory is read once more."""
+"""Steps after the run over which peak memory is read again."""
 STEADY_SHARE = 1 / 3
-"""The last part of a run, whose mean is its steady state."""
+"""The last part of a run, whose mean counts as its steady state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +39,16 @@ class RunRow(Row):
     """The time of a run of one method.
 
     Args:
-        steps: of the run.
+        steps: number of steps.
         set_up_s: seconds for the engine's trial of the model, before the first step.
-        to_25_s, to_100_s, to_200_s, to_1000_s, to_3000_s: seconds from the start of the first step to the end of
-            that one; None if the run is shorter.
+        to_25_s, to_100_s, to_200_s, to_1000_s, to_3000_s: seconds from the start of the run to the end of that
+            step; None if the run is shorter.
         mean_ms: milliseconds per step of the whole run.
         steady_ms: milliseconds per step of its last third.
         reference_ms: milliseconds per step of ``mezo-reference`` on the same batches; None if it was left out.
-        ratio: of ``reference_ms`` to ``mean_ms``.
-        steady_ratio: of ``reference_ms`` to ``steady_ms``.
-        captures: how many CUDA graphs were captured.
+        ratio: ratio of ``reference_ms`` to ``mean_ms``.
+        steady_ratio: ratio of ``reference_ms`` to ``steady_ms``.
+        captures: number of captured CUDA graphs.
         peak_bytes: peak memory, weights included; None if it could not be measured.
         weights_bytes: size of the weights alone.
     """
@@ -102,15 +102,15 @@ def measure(
     """Take the first steps of a run, and time them.
 
     Args:
-        model: on its device, in its dtype; steps move it with a learning rate that changes next to nothing.
+        model: the model, on its device and in its dtype; steps barely move it.
         pool: the examples.
         method: a method of the library.
-        steps: how many.
+        steps: number of steps.
         batch_size: examples per step.
-        seed: of noise, order of blocks and order of examples.
+        seed: the seed of noise, order of blocks and order of examples.
         graphs: whether to use CUDA graphs; None lets the engine choose.
-        gemm: see :class:`Engine`; the row's dtype tells it.
-        names: of model and task, for the row.
+        gemm: see :class:`Engine`; the row's dtype includes it.
+        names: names of model and task, for the row.
         reference: milliseconds per step of MeZO's own procedure, if measured.
         idle_bytes: bytes of memory that the process held before it loaded the model, on the CPU.
         tell: called with a line of progress now and then.
@@ -124,12 +124,12 @@ def measure(
     _wait(model)
     set_up = time.perf_counter() - begin
     with tempfile.TemporaryDirectory() as folder:
-        header = Header.of(ready.optimizer)  # digests the weights, which a run does once, before it starts
+        header = Header.of(ready.optimizer)  # hashes the weights, which a run does once, before it starts
         with Journal.create(Path(folder) / "run.zbj", header) as journal:
             ready.optimizer.listener = journal.append
             graphs_of = ready.engine.graphs
             ends = _timed(ready, pool, batch_size, seed, steps, tell)
-            # trial runs of captures compute where the graphs do, so that memory counts once: first without it,
+            # trial runs before captures use the graphs' shared memory, which must count once: first without it,
             gauge.read(0 if graphs_of is None else graphs_of.bytes - graphs_of.shared)
             for step in range(steps, steps + min(steps, MEMORY_STEPS)):
                 ready.step(_batch(pool, batch_size, seed, step))
@@ -165,7 +165,7 @@ def measure(
 def _timed(
     ready: variant.Ours, pool: Pool, batch_size: int, seed: int, steps: int, tell: Callable[[str], None]
 ) -> dict[int, float]:
-    """Seconds from the start to the end of some steps, the last one's among them."""
+    """Seconds from the start to the end of some steps, including the last one."""
     read = {n for n in MILESTONES if n <= steps} | {round(steps * (1 - STEADY_SHARE)), steps}
     ends: dict[int, float] = {0: 0.0}
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the scripts of ``bench/`` share: timing, and rows of a CSV that name the machine and the versions."""
+"""Shared code of the scripts in ``bench/``: timing, and rows of a CSV that name the machine and the versions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def seconds(run: Callable[[], object], device: str, repeats: int = 15, warm: int
     Args:
         run: the call.
         device: ``cpu`` or ``cuda``.
-        repeats: how many calls are timed.
-        warm: how many calls come before them, untimed.
+        repeats: number of timed calls.
+        warm: number of untimed calls before them.
     """
     for _ in range(warm):
         run()
@@ -75,9 +75,9 @@ def append(path: str | None, rows: list[dict[str, Any]], device: str) -> None:
     """Append rows to a CSV, each with date, machine and versions.
 
     Args:
-        path: the CSV; None for none.
+        path: the CSV; None writes nothing.
         rows: all with the same columns.
-        device: where they were measured: ``cpu`` or ``cuda``.
+        device: the device that they were measured on: ``cpu`` or ``cuda``.
     """
     if not path:
         return

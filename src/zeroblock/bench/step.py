@@ -29,23 +29,23 @@ from .variant import Choice, Variant
 BASELINE = "mezo-reference"
 """The variant that every ratio is relative to."""
 MIN_STEPS = 20
-"""With fewer steps a median says little."""
+"""The median of fewer steps says little."""
 WARMUP_STEPS = 3
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which steps to measure.
+    """The steps to measure.
 
     Args:
         batch_size: examples per step.
         steps: minimum number of steps. It is rounded up to whole cycles of layers, for methods without blocks
             too, so that all variants see the same batches.
         quick: take exactly ``steps`` steps: no whole cycles, a short warm-up, and fewer than 20 are allowed.
-        warmup: number of steps before the clock starts. By default a whole cycle and at least 3; on a GPU the
-            very steps that are measured, so that none of them is captured or meets a length for the first
-            time, which happens only once in a run of thousands of steps.
-        seed: of the noise and of the order of blocks.
+        warmup: number of steps before the clock starts. By default a whole cycle and at least 3; on a GPU
+            the same steps as are then measured, so that no measured step is captured or meets a length for
+            the first time: this happens only once in a run of thousands of steps.
+        seed: the seed of the noise and of the order of blocks.
         max_tokens, graphs, interval: see :func:`variant.build`.
     """
 
@@ -94,14 +94,14 @@ def measure(
     idle_bytes: int = 0,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[BenchRow]:
-    """Measure every variant; yields each measurement as soon as it is there.
+    """Measure every variant; yield each measurement as soon as it is done.
 
     Args:
-        model: on its device, in its dtype.
+        model: the model, on its device and in its dtype.
         pool: the examples.
         choices: the variants, published ones first.
         sampling: the steps to measure.
-        names: of model and task, for the rows.
+        names: names of model and task, for the rows.
         idle_bytes: bytes of memory that the process held before it loaded the model, on the CPU.
         tell: called with a line of progress now and then.
     """
@@ -187,8 +187,8 @@ class Gauge:
     """Peak memory, weights included.
 
     Args:
-        device: of the model.
-        idle_bytes: bytes not to count, which the process held before it loaded the model.
+        device: the model's device.
+        idle_bytes: bytes that the process held before it loaded the model; they are not counted.
     """
 
     def __init__(self, device: torch.device, idle_bytes: int = 0) -> None:
@@ -219,13 +219,13 @@ class Gauge:
             torch.cuda.reset_peak_memory_stats()
             return
         try:
-            Path("/proc/self/clear_refs").write_text("5")  # the high-water mark of resident memory starts anew
+            Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark of resident memory
         except OSError:
             self._works = False
 
 
 def resident(field: str = "VmRSS") -> int:
-    """Resident memory of this process in bytes, now or at its peak (``VmHWM``); 0 if the system does not say."""
+    """Resident memory of this process in bytes, now or at its peak (``VmHWM``); 0 if the system does not report it."""
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():
         if line.startswith(f"{field}:"):
@@ -244,7 +244,7 @@ def _fresh(device: torch.device) -> Iterator[None]:
 
 
 def _clear(device: torch.device) -> None:
-    """Free unused memory; cuBLAS keeps 32 MiB for every stream that has ever multiplied."""
+    """Free unused memory; cuBLAS keeps 32 MiB for every stream that has run a product."""
     if device.type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
@@ -253,8 +253,8 @@ def _clear(device: torch.device) -> None:
 def _times(ready: Variant, batches: Sequence[Batch], device: torch.device) -> list[float]:
     """Milliseconds of every step, including the packing or padding of its examples.
 
-    On a GPU, events mark the ends of steps, so that a step which need not wait for the host does not
-    wait; the differences add up to the whole time.
+    On a GPU, events mark the ends of steps, so that the measurement does not make a step wait for the
+    host; the differences add up to the whole time.
     """
     if device.type != "cuda":
         ticks = [time.perf_counter()]

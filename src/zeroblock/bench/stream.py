@@ -1,9 +1,9 @@
-"""A step on streamed weights beside its two bounds: copying the layers, and computing with them.
+"""A step on streamed weights and its two bounds: copying the layers, and computing with them.
 
     step ≥ max(bytes that are copied / bandwidth of a copy, the same step without its copies)
 
 The first does not depend on the batch, so the time per example falls as batches grow, until the second is
-longer.  Weights are random: only their shape matters to the time.
+longer.  The weights are random: only their shapes affect the time.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .step import Gauge, resident
 
 WARM_UP_STEPS = 2
 COPIED_LAYERS, COPY_ROUNDS = 8, 3
-"""Layers that are copied to measure the bandwidth, and how often; the fastest round counts."""
+"""Layers that are copied to measure the bandwidth, and number of rounds; the fastest counts."""
 LR = 1e-9
 """Too small to change the weights."""
 SPREAD = 0.02
 """Standard deviation of the random weights."""
 DRAWN = 1 << 24
-"""Random integers that are drawn at a time: the device may have little memory left."""
+"""Random integers that are drawn at a time; few, because the device may have little memory left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +46,18 @@ class StreamRow(Row):
     """A step on streamed weights.
 
     Args:
-        offload: where the weights rest.
-        memory_bytes: that the device may use; None if nobody gave a limit.
-        tokens: of a batch, packed.
+        offload: the place where the weights rest.
+        memory_bytes: bytes that the device may use; None if there is no limit.
+        tokens: packed tokens per batch.
         rows: passes over the layers per step.
         step_ms: median milliseconds per step.
-        copy_ms: the bound of the copies: the bytes that come to the device, at the bandwidth.
+        copy_ms: the bound of the copies: the bytes copied to the device, at the measured bandwidth.
         compute_ms: median milliseconds of the same steps, on the same blocks, without copies.
         of_bound: the larger of both bounds divided by ``step_ms``.
         example_ms: milliseconds per example.
         bandwidth: bytes per second, from where a layer rests to the device.
-        bytes_in, bytes_out: copied per step.
-        peak_bytes: of the device; None where the system does not say.
+        bytes_in, bytes_out: bytes copied to and from the device per step.
+        peak_bytes: peak memory of the device; None if the system does not report it.
     """
 
     offload: str
@@ -87,23 +87,23 @@ def shelved(
     weights: str | None = None,
     tokens: int | None = None,
 ) -> tuple[nn.Module, Streamed, Division | None]:
-    """A model of random weights on its shelf; they are drawn on the device, tensor by tensor, where they belong.
+    """A model with random weights on its shelf; they are drawn on the device, tensor by tensor, and copied there.
 
     Args:
         name: see :mod:`zeroblock.model`.
-        dtype: of the weights.
-        device: where it computes.
-        to: where the weights rest.
-        memory: bytes of the device to use.
-        weights: how the matrices of the layers are stored, see :func:`quantise.store_`.
-        tokens: of the longest row, see :func:`offload.divide`.
+        dtype: the dtype of the weights.
+        device: the device that computes.
+        to: the place where the weights rest.
+        memory: bytes of device memory to use.
+        weights: the storage of the layers' matrices, see :func:`quantise.store_`.
+        tokens: tokens of the longest row, see :func:`offload.divide`.
     """
     config = models.config(name)
     with torch.device("meta"):
         model: Any = models.auto_class(config).from_config(config, dtype=dtype)
     store_(model, weights)
     division = None if memory is None else divide(model, memory, tokens=tokens)
-    model = model.to_empty(device="cpu").eval()  # memory that nothing touches before it is copied
+    model = model.to_empty(device="cpu").eval()  # memory that stays untouched until it is copied
     model.tie_weights()
     shelf = shelve(model, to, device=device, memory=division)
     assert isinstance(shelf, Streamed)
@@ -122,7 +122,7 @@ def shelved(
 
 
 def _draw_integers_(codes: Codes, generator: torch.Generator) -> None:
-    """Fill a matrix of integers with random ones, some rows at a time."""
+    """Fill a matrix with random integers, some rows at a time."""
     rows = max(1, DRAWN // codes.shape[1])
     for some in codes.detach().split(rows):
         shape = some.shape[0], some.shape[1] * codes.per_byte
@@ -149,22 +149,22 @@ def measure(
     """Measure steps at several batch sizes.
 
     Args:
-        name: of the model's shape.
+        name: the model whose shape is used.
         pools: the examples, by task.
-        method: of zeroblock.
-        dtype: of the weights.
-        device: where it computes.
-        offload: where the weights rest.
-        memory: bytes of the device to use.
-        weights: ``int8`` or ``int4`` where the layers' matrices are stored as integers.
-        tokens: of the longest row that is wanted, where a memory is given.
+        method: a method of the library.
+        dtype: the dtype of the weights.
+        device: the device that computes.
+        offload: the place where the weights rest.
+        memory: bytes of device memory to use.
+        weights: ``int8`` or ``int4`` to store the layers' matrices as integers.
+        tokens: tokens of the longest row; with a memory, the length to aim at.
         batch_sizes: examples per step, one row of the result for each.
-        steps: that are timed.
+        steps: number of timed steps.
     """
     idle = resident()
     if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())  # a limit wants it whole
-    if memory is not None and device.type == "cuda":  # what does not fit fails, and fragments count
+        device = torch.device("cuda", torch.cuda.current_device())  # a memory limit needs an index
+    if memory is not None and device.type == "cuda":  # what does not fit fails, and fragmentation counts
         torch.cuda.set_per_process_memory_fraction(min(1.0, memory / torch.cuda.mem_get_info(device)[1]), device)
     model, shelf, division = shelved(name, dtype, device, offload, memory, weights=weights, tokens=tokens)
     rate = bandwidth(shelf)
@@ -185,7 +185,7 @@ def measure(
         optimizer.load_state_dict(start)
         with shelf.lane.still():
             compute_ms = statistics.median(_times(optimizer, objectives[WARM_UP_STEPS:], device))
-        shelf.refresh()  # buffers hold other layers than they say
+        shelf.refresh()  # buffers do not hold the layers that they are marked with
         rows = statistics.fmean(len(one.rows) for one in objectives)
         copy_ms = 1e3 * copied[0] / rate
         yield StreamRow(
@@ -213,7 +213,7 @@ def measure(
 
 
 def bandwidth(shelf: Streamed) -> float:
-    """Bytes per second of copies from where layers rest into a buffer."""
+    """Bytes per second of copies of resting layers into a buffer."""
     target = shelf.buffers[0]
     parts = [shelf.region.flat[slice(*layer.span)] for layer in shelf.layers[:COPIED_LAYERS]]
     best = 0.0
@@ -224,7 +224,7 @@ def bandwidth(shelf: Streamed) -> float:
             target.flat[: len(part)].copy_(part, non_blocking=True)
         _wait(shelf.lane.device)
         best = max(best, sum(map(len, parts)) / (time.perf_counter() - begin))
-    shelf.refresh()  # a buffer holds something else now
+    shelf.refresh()  # the copies have overwritten a buffer
     return best
 
 

@@ -20,7 +20,7 @@ from .reference import REFERENCES, MeZO
 ENGINES = ("sequential", "forked")
 REFERENCE = "reference"
 LR = 1e-9
-"""Too small to change what the weights do, but not zero, so that no step can be skipped."""
+"""Too small to change the model's losses, but not zero, so that no step can be skipped."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Variant(Protocol):
         """Wait for submitted steps, then go back to the start: the next steps visit the same blocks again.
 
         Args:
-            steps: how many steps follow. The last of them folds, unless they are fewer than half of the steps
+            steps: number of steps that follow. The last of them folds, unless they are fewer than half of the steps
                 between two folds.
         """
         ...
@@ -145,7 +145,7 @@ class Ours:
         return ceiling.forked_ms(load.tokens, load.positions, self.optimizer.blocks, shared=self._low_rank)
 
     def copied(self) -> float:
-        """Writes of both perturbed copies from one read (forked) or two; the update; the optimizer's state.
+        """Bytes of both perturbed copies, written from one read (forked) or two, of the update and of the state.
 
         A forked low-rank step perturbs nothing in memory.
         """
@@ -174,8 +174,8 @@ def build(
 
     Args:
         choice: the variant.
-        model: on its device. Steps move it with a learning rate that changes next to nothing.
-        seed: of the noise and of the order of blocks.
+        model: the model, on its device. Steps barely move it.
+        seed: the seed of the noise and of the order of blocks.
         max_tokens: maximum length of a packed row.
         graphs: whether to use CUDA graphs; None lets the engine choose.
         interval: steps per turn for methods that hold a block; None for their default.

@@ -1,6 +1,6 @@
 """The diagnosis of an adaptive run: selection probabilities over time, and the share of steps of each block.
 
-Beside them stands what a schedule that knows the costs of steps would have chosen, from the same coefficients.
+Next to them are the choices that a cost-aware schedule would have made from the same coefficients.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .runner import Runner
 from .study import Frames
 
 FLOOR = 1e-4
-"""Probabilities and shares below this are drawn as this."""
+"""The smallest probability or share that figures show."""
 
 PLAIN = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
-"""Probabilities to label, where they do not span decades."""
+"""Tick labels for probabilities that do not span decades."""
 
 
 class Drawn(Schedule, Protocol):
@@ -39,7 +39,7 @@ class Drawn(Schedule, Protocol):
 
 
 def warmup_of(schedule: Drawn, blocks: int) -> int:
-    """Turns before the first adaptive choice of a schedule; 0 for one that has no warm-up."""
+    """Turns before the first adaptive choice of a schedule; 0 if it has no warm-up."""
     turns = getattr(schedule, "warmup", 0)
     return 10 * blocks if turns is None else turns
 
@@ -57,7 +57,7 @@ def read(path: Path) -> list[Seen]:
     """Read the steps of a run's folder, of a journal, or of a JSONL file.
 
     Each line of a JSONL file is an object with at least ``step``, ``block`` and ``coeffs``.  Steps must be consecutive;
-    a last line that a killed run cut short is left out.
+    a last line that a killed run cut short is skipped.
     """
     if path.is_dir() or path.suffix == ".zbj":
         from ..journal import read as read_journal
@@ -110,8 +110,9 @@ def diagnose(
 
     Args:
         path: see :func:`read`.
-        schedule, blocks, interval: for a JSONL of records, which does not hold them; a journal's header does.
-        economical: with the costs of the blocks; the journals of ``zeroblock lab blocks`` hold them.
+        schedule, blocks, interval: used for a JSONL of records; a journal has them in its header.
+        economical: a schedule with the costs of the blocks; None takes the costs from the journal, where ``zeroblock
+            lab blocks`` writes them.
         trajectories, every: see :class:`Diagnosis`.
     """
     steps = tuple(read(path))
@@ -152,7 +153,7 @@ def probabilities(steps: Sequence[Seen], schedule: Drawn, n: int) -> np.ndarray:
 def shares(p: np.ndarray, trajectories: int = 1000, seed: int = 0) -> np.ndarray:
     """The share of each block in trajectories drawn from p, (T, n) → (trajectories, n).
 
-    One uniform number per step and trajectory is looked up in the cumulated row; 1,000 trajectories of 20,000 steps
+    One uniform number per step and trajectory is looked up in the cumulative row; 1,000 trajectories of 20,000 steps
     over 27 blocks take a second or two.
     """
     if trajectories < 1 or len(p) < 1:
@@ -168,18 +169,18 @@ def shares(p: np.ndarray, trajectories: int = 1000, seed: int = 0) -> np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """The paper's two diagnostic panels of one run.
+    """The paper's two diagnostic panels for one run.
 
     Args:
-        steps: of the run.
-        schedule: with the run's own numbers, such as decay and temperature.
+        steps: the steps of the run.
+        schedule: the schedule with the run's own parameters, such as decay and temperature.
         blocks: the number of blocks.
         labels: names of the blocks, for the table.
-        economical: a schedule with the costs of steps, to stand beside the run's own.
-        trajectories: how many to simulate.
+        economical: a schedule with the costs of steps, to compare with the run's own.
+        trajectories: number of trajectories to simulate.
         every: steps averaged in one column of the heat map; by default a hundredth of the run, at most the paper's 100.
         interval: steps per turn; the schedule chooses once per turn.
-        seed: of the trajectories.
+        seed: the seed of the trajectories.
         subject: the run's name in the caption.
     """
 
@@ -267,13 +268,13 @@ class Diagnosis:
         looks = ((figure.MEASURED, "-"), (figure.BOUND, "--"))
         for top, (title, heat), (colour, line) in zip(tops, heats.items(), looks, strict=False):
             p, edge = heat.filter(like="block_").to_numpy().T, [*heat.step, heat.step.iloc[-1] + self._every]
-            # a few cells near 1 would leave the others one colour on a linear scale
+            # on a linear scale, a few cells near 1 would give all others the same colour
             scale = LogNorm(vmin=max(FLOOR, p.min()), vmax=p.max() + FLOOR, clip=True)
             mesh = top.pcolormesh(
                 edge, np.arange(self.blocks + 1) - 0.5, p, cmap="viridis", norm=scale, rasterized=True
             )
             bar = left.colorbar(mesh, ax=top, pad=0.01, extend="min" if p.min() < FLOOR else "neither")
-            if p.max() < 30 * p.min():  # less than two decades: their powers of ten are too few
+            if p.max() < 30 * p.min():  # less than two decades hold too few powers of ten
                 figure.plain_ticks(bar.ax.yaxis, [tick for tick in PLAIN if p.min() <= tick <= p.max()])
             top.set(ylabel="block", title=f"probability, {title}" if len(heats) > 1 else "probability of each block")
             top.grid(visible=False)

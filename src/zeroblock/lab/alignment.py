@@ -16,7 +16,7 @@ CHUNK = 1 << 24
 
 
 def alignment(hessian: Hessian, factor: Tensor) -> float:
-    """ρ of M = UUᵀ from U, (d, s), orthonormal columns: Tr(UᵀHU) / λmax."""
+    """ρ of M = UUᵀ from U, (d, s), with orthonormal columns: Tr(UᵀHU) / λmax."""
     return float((factor * (hessian @ factor)).sum()) / hessian.top
 
 
@@ -97,8 +97,8 @@ def draw_low_rank(hessian: Hessian, s: int, draws: int, generator: torch.Generat
 
         ρ = Tr((XᵀX)⁻¹ XᵀΛX) / λmax
 
-    The Haar measure is the same in every orthonormal basis, so H is its spectrum here; rows of X whose
-    eigenvalue is zero enter XᵀX alone.  Neither UUᵀ nor U is formed.  1,000 draws at d = 1024, s = 256
+    The Haar measure is the same in every orthonormal basis, so the spectrum stands for H; rows of X whose
+    eigenvalue is zero enter only XᵀX.  Neither UUᵀ nor U is formed.  1,000 draws at d = 1024, s = 256
     take about 10 s on one core, in fp32 (ρ is good to 1e-6).
     """
     d, _ = _share(hessian, s)
@@ -133,7 +133,7 @@ def draw_exact(hessian: Hessian, s: int, draws: int, generator: torch.Generator)
 
 
 def draw_block_sparse(hessian: Hessian, s: int, draws: int, generator: torch.Generator) -> Tensor:
-    """ρ of one of the d/s blocks, uniform."""
+    """ρ of blocks that are drawn uniformly from the d/s."""
     values = block_values(hessian, s)
     return values[torch.randint(len(values), (draws,), generator=generator)]
 
@@ -149,12 +149,12 @@ def largest_exact(hessian: Hessian, s: int) -> float:
 
 
 def largest_bernoulli(hessian: Hessian, s: int) -> float:
-    """intdim(H): nothing keeps a Bernoulli mask from holding every coordinate."""
+    """intdim(H): a Bernoulli mask can keep every coordinate."""
     return hessian.intdim
 
 
 def largest_block_sparse(hessian: Hessian, s: int) -> float:
-    """The best block's."""
+    """The largest ρ of any block."""
     return float(block_values(hessian, s).max())
 
 

@@ -6,7 +6,7 @@ A two-sided difference is exact on a quadratic, so a step along v = Mu needs no 
 
 All learning rates see the same starts and the same directions, which makes their comparison paired.  A run of a
 thousand steps for 16 seeds and 10 learning rates at d = 1024 takes half a second; ``ZeroOrder`` would take minutes.
-``tests/lab/test_lab_batched.py`` checks that a step is ``ZeroOrder``'s and that directions are distributed as its own.
+``tests/lab/test_lab_batched.py`` checks that steps equal ``ZeroOrder``'s, and that directions are distributed alike.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..errors import ZeroBlockError
 from .quadratic import Hessian
 
 DIVERGED = 1e6
-"""A run whose loss exceeds the initial loss this many times is stopped and counts as diverged."""
+"""A run whose loss exceeds this multiple of the initial loss is stopped and counts as diverged."""
 
 
 class Directions(Protocol):
-    """How v = Mu is drawn, one row per seed."""
+    """A way to draw v = Mu, one row per seed."""
 
     def draw(self, seeds: int, step: int, generator: torch.Generator) -> Tensor:
         """Directions of one step, (seeds, d), fp64."""
@@ -64,10 +64,10 @@ class AlignedDirections:
     """``chosen`` random eigenvectors of H, and a Haar subspace of s - chosen dimensions in their complement.
 
     Args:
-        vectors: all eigenvectors of H in columns, (d, d), those of the range of H first.
-        rank: of H.
+        vectors: all eigenvectors of H in columns, (d, d), starting with a basis of the range of H.
+        rank: the rank of H.
         s: dimensions of the subspace.
-        chosen: how many of them are eigenvectors.
+        chosen: number of them that are eigenvectors.
     """
 
     vectors: Tensor = dataclasses.field(repr=False)
@@ -162,11 +162,11 @@ class Runs:
 
     Args:
         lrs: learning rates, (rates,).
-        steps: at which the losses were recorded, (points,).
-        loss: relative to the start, (rates, seeds, points); infinite once a run has diverged, NaN
+        steps: the steps at which losses were recorded, (points,).
+        loss: loss relative to the start, (rates, seeds, points); infinite once a run has diverged, NaN
             after all runs have ended.
         reached: first step at which the relative loss was at or below the target, (rates, seeds); NaN if never.
-        gradient: mean of ‖∇L‖² over all steps, (rates, seeds); NaN unless asked for.
+        gradient: mean of ‖∇L‖² over all steps, (rates, seeds); NaN unless requested.
         gap: L(θ_0) - L(θ_T), (rates, seeds).
     """
 
@@ -194,16 +194,16 @@ def descend_all(
     """Run every learning rate from ``seeds`` random starts θ₀ ~ N(0, I).
 
     Args:
-        hessian: of the quadratic.
-        directions: how v is drawn.
+        hessian: the Hessian of the quadratic.
+        directions: draws v.
         lrs: learning rates.
-        steps: at most this many; the runs end earlier when all have reached the target or diverged.
+        steps: maximum number of steps; the runs end earlier when all have reached the target or diverged.
         seeds: runs per learning rate.
-        seed: of starts and directions.
+        seed: the seed of starts and directions.
         target: relative loss whose first passage is recorded; 0 for none.
         points: number of recorded losses.
         gradients: record the mean of ‖∇L(θ_t)‖², which costs a product with H for every run.
-        gradient_every: take that mean over every so many steps.
+        gradient_every: take that mean over steps that are this far apart.
     """
     if steps < 1 or seeds < 1 or not lrs:
         raise ZeroBlockError(f"steps, seeds and learning rates must be at least one each, got {steps}, {seeds}, {lrs}")

@@ -36,7 +36,7 @@ def lemmas(draws: int) -> list[Check]:
 
 
 def stability_checks(setting: stability.Setting, pairs: int, sets: int, measured: float, error: float) -> list[Check]:
-    """Lemmas 3.9 and C.2 at one setting; ``measured`` is ε_stab as the pairs of runs give it."""
+    """Lemmas 3.9 and C.2 at one setting; ``measured`` is ε_stab from the pairs of runs."""
     gap, gap_error = stability.generalization(setting, sets)
     return [
         Check(
@@ -75,8 +75,8 @@ class Bounding:
         rates: quadratics for Theorem 3.3.
         stabilities: settings for Theorem 3.10; the last of them is also used for Lemmas 3.9 and C.2.
         seeds: runs per quadratic.
-        pairs: of neighbouring runs.
-        sets: data sets of the generalization error.
+        pairs: number of pairs of neighbouring runs.
+        sets: number of data sets for the generalization error.
         draws: Gaussian vectors per moment.
         quadratics: random quadratics for the corrected bounds.
     """

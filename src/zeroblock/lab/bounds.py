@@ -67,7 +67,7 @@ def _semidefinite(matrix: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Alignments:
-    """ρ_t along a run, summed up: ρ̄ and ρmax."""
+    """A summary of ρ_t along a run: ρ̄ and ρmax."""
 
     mean: float
     max: float
@@ -128,7 +128,7 @@ class Rate:
 
         Args:
             gap: Δ = L_μ(θ_1) - L_μ(θ_T).
-            lr: α; must satisfy ``max_step``.
+            lr: α; must not exceed ``max_step``.
             steps: T.
             eps: μ; must not exceed ``smoothing(steps)``.
             noise: σ², variance of a single example's gradient.
@@ -161,7 +161,7 @@ class Rate:
 
             (1/K)Σ_k E‖∇L(θ_{kN})‖² ≤ 4N(1 + κ²α²L²(s+2))·Δ/(αT),    κ = ⌈log₂N⌉/2,    K = T/N cycles
 
-        The order may be fixed, shuffled, or chosen from what was seen before; the quadratic is noiseless and
+        The order may be fixed, shuffled, or chosen from the past; the quadratic is noiseless and
         α ≤ 1/(L(ρmax + 2)).  Proof: given the past, a step on block B lowers the loss in expectation by at least
         (α/2)‖∇_B L(θ_t)‖², as in ``corrected``.  Let θ_j be the point before the j-th step of a cycle.  Then
         ‖∇_{B_j}L(θ_0)‖² ≤ 2‖∇_{B_j}L(θ_j)‖² + 2‖P_{B_j}H(θ_j - θ_0)‖².  The vectors P_{B_j}H(θ_j - θ_0), stacked, are
@@ -187,7 +187,7 @@ class Rate:
 
 @dataclasses.dataclass(frozen=True)
 class Stability:
-    """Theorem 3.10: how far apart two runs end whose data sets differ in one example.
+    """Theorem 3.10: how far apart two runs end if their data sets differ in one example.
 
     Losses lie in [0, 1], are G-Lipschitz and L-smooth, α_t ≤ C/t, and a step uses one example.
 
@@ -241,7 +241,7 @@ Constant = Literal["published", "valid"]
 
 @dataclasses.dataclass(frozen=True)
 class Tail:
-    """Proposition 3.6: upper bounds of P(ρ ≥ E[ρ] + Δ), for the H and s given.
+    """Proposition 3.6: upper bounds of P(ρ ≥ E[ρ] + Δ), for a given H and s.
 
     Args:
         hessian: H.
@@ -262,8 +262,8 @@ class Tail:
     def low_rank(self, excess: float, constant: Constant = "valid") -> float:
         """exp(-c₁·dΔ²/s) with a constant that holds, or the published one.
 
-        valid: c₁ = (d-2)/(8d) without the factor 2, and min(s, d-s) for s.  This is concentration on SO(d), whose Ricci
-        curvature is (d-2)/4, for ρ - s/2 = Tr Uᵀ(H/λmax - I/2)U, which is √s-Lipschitz in U.
+        valid: c₁ = (d-2)/(8d) without the factor 2, min(s, d-s) instead of s.  This is concentration on SO(d), whose
+        Ricci curvature is (d-2)/4, for ρ - s/2 = Tr Uᵀ(H/λmax - I/2)U, which is √s-Lipschitz in U.
 
         published: 2·exp(-c₁·dΔ²/s) with the constant of the proof, c₁ = 1/(8λmax²).  ρ does not change when H is scaled
         but that bound does: it holds for λmax ≥ 1, as in the paper's experiments, and is violated when H is scaled down
@@ -273,7 +273,7 @@ class Tail:
         d = self.hessian.dim
         if constant == "published":
             return min(1.0, 2 * math.exp(-d * excess**2 / (8 * self.s * self.hessian.top**2)))
-        smaller = min(self.s, d - self.s)  # the complement of a Haar subspace is one too
+        smaller = min(self.s, d - self.s)  # the complement of a Haar subspace is Haar, too
         return math.exp(-(d - 2) * excess**2 / (8 * smaller)) if smaller else 0.0
 
     def sparse(self, excess: float) -> float:

@@ -1,4 +1,4 @@
-"""One statement of the paper beside its measurement, and the verdict on a numbered statement."""
+"""One statement of the paper, its measurement, and whether it holds."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Check:
     """One line, stated and measured.
 
     Args:
-        number: of the statement in the paper, for example "B.4"; a step of a proof carries the number of the statement
-            that is proved.
+        number: the statement's number in the paper, for example "B.4"; a step of a proof has the number of the
+            statement that it proves.
         label: a few words, for a figure.
         statement: the line in words and symbols.
         stated: the value or bound that the line gives.
-        relation: "=" or "≤": how the measured value must stand to it.
-        measured: by simulation, or exactly where ``error`` is 0.
-        error: standard error of ``measured``.
-        truth: a value that does hold in place of ``stated``; NaN where ``stated`` holds.
+        relation: "=" or "≤", which must hold between the measured and the stated value.
+        measured: the simulated value, or the exact one if ``error`` is 0.
+        error: the standard error of ``measured``.
+        truth: a value that does hold in place of ``stated``; NaN if ``stated`` holds.
         role: see :class:`Role`.
         reading: the fair reading under which the line was tested.
     """
@@ -51,7 +51,7 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Within four standard errors and rounding."""
+        """Whether the relation holds within four standard errors and rounding."""
         slack = 4 * self.error + 1e-9 * abs(self.stated)
         difference = self.measured - self.stated
         return abs(difference) <= slack if self.relation == "=" else difference <= slack

@@ -23,7 +23,7 @@ GAMMAS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """The shares of eigenvectors in the paper's experiment."""
 
 SHOWN = (0.0, 0.2, 0.5, 1.0)
-"""Those whose loss curves and learning rates are drawn."""
+"""The shares whose loss curves and learning rates are drawn."""
 
 FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 """Learning rates of the sweep, in units of 1/(L(ρ̄ + 2))."""
@@ -31,10 +31,10 @@ FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """steps = slope/ρ̄: a line through the origin, and a line with an intercept.
+    """Fits of steps = slope/ρ̄: a line through the origin, and a line with an intercept.
 
     Args:
-        slope: of the line through the origin.
+        slope: the slope of the line through the origin.
         r2: its R² about the mean.
         free: slope, intercept and R² of the line with an intercept.
     """
@@ -58,14 +58,14 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class Convergence:
-    """Left and middle panels of the paper's first figure, and the same over learning rates.
+    """Left and middle panels of the paper's first figure, and the same experiment over learning rates.
 
     Args:
-        dim, rank: of the dense Hessian, whose eigenvalues fall linearly from 10 to 1.
+        dim, rank: size and rank of the dense Hessian, whose eigenvalues fall linearly from 10 to 1.
         s: dimensions of the subspace.
-        lr: the fixed learning rate, the paper's.
+        lr: the fixed learning rate of the paper.
         target: the loss to reach, relative to the start.
-        steps: at most this many.
+        steps: maximum number of steps.
         seeds: runs per learning rate.
         gammas: shares of eigenvectors of H among the columns of the subspace.
     """

@@ -1,4 +1,4 @@
-"""The three projections at the same s: loss curves at a small learning rate, and the loss left at every other."""
+"""The three projections at the same s: loss curves at a small learning rate, and the loss left at others."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Curves:
     """The paper's supplementary loss curves, and the same comparison over learning rates.
 
     Args:
-        dim, rank, blocks: of the block-diagonal Hessian whose blocks' spectra differ.
+        dim, rank, blocks: see :func:`heterogeneous`.
         sizes: values of s.
-        lr: of the loss curves, the paper's.
-        lrs: of the sweep; holds ``lr``.
-        steps, seeds: of every run.
+        lr: the learning rate of the loss curves, as in the paper.
+        lrs: the learning rates of the sweep, with ``lr`` among them.
+        steps, seeds: steps per run, and runs per learning rate.
         checked: steps of one run per curve by ``zeroblock.ZeroOrder``, drawn over the batched ones.
     """
 

@@ -1,6 +1,6 @@
-"""Alignment by depth on a model, at the start and along an adaptive run, beside what schedules make of the run.
+"""Alignment by depth on a model, at the start and along an adaptive run, next to the schedules' probabilities.
 
-Measuring needs torch alone: rows go to a CSV one by one, so that a run that is cut leaves those it has, and
+Measuring needs only torch.  Rows go to a CSV one by one, so a killed run keeps the rows it has written, and
 :mod:`.profile` draws them later, on any machine.
 """
 
@@ -31,19 +31,19 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Depth:
-    """Every block, measured at some steps of a run.
+    """Measures every block at some steps of a run.
 
     Args:
-        optimizer: of the run, at step 0; its schedule has ``probabilities``.
-        held: the batches to measure on, which the run does not see.
+        optimizer: the optimizer of the run, at step 0; its schedule must have ``probabilities``.
+        held: the held-out batches to measure on.
         batches: the objectives of the run, one per step.
         at: steps at which to measure, ascending from 0.
-        economical: a schedule that knows what steps cost; it hears of the run's coefficients, and chooses nothing.
+        economical: a cost-aware schedule; it observes the run's coefficients but chooses no blocks.
         ways: "backward", "forward" or both.
         probes: random vectors per trace.
-        iterations: of Lanczos.
-        sketch: vectors of the forward bracket of λmax; 0 for none.
-        subject: the run, as figures name it.
+        iterations: number of Lanczos iterations.
+        sketch: number of vectors for the forward bracket of λmax; 0 skips it.
+        subject: the name of the run in figures.
     """
 
     optimizer: ZeroOrder
@@ -74,12 +74,12 @@ class Depth:
         tick: Callable[[], None] = lambda: None,
         say: Callable[[str], None] = lambda _: None,
     ) -> Iterator[Row]:
-        """Take the run's steps, and measure: one row per measurement and block, as soon as it is known.
+        """Take the run's steps and measure; yield one row per measurement and block as soon as it is known.
 
         Args:
-            listen: is told of every step.
-            tick: see ``jobs``.
-            say: is told what is going on.
+            listen: called with the record of every step.
+            tick: called once per job; see ``jobs``.
+            say: called with a line of progress.
         """
         schedule: Any = self.optimizer.schedule
         n = len(self.optimizer.blocks)
@@ -113,7 +113,7 @@ class Depth:
                 torch.cuda.empty_cache()  # graphs of gradients are large, and other runs may share the GPU
 
     def _measured(self, way: str) -> Generator[tuple[Measure, Estimate]]:
-        """Each block, with λmax of the model."""
+        """The measurement of each block, with λmax of the model."""
         module, seed = self.optimizer.model, self.optimizer.seed
 
         def partition(_: object) -> Any:
@@ -131,7 +131,7 @@ class Depth:
             model.forward(module, self.held, partition, probes=self.probes, sketch=self.sketch, eps=eps, seed=seed)
         )
         tops = [m.top for m in measures if math.isfinite(m.top.value)]
-        # λmax(H) is at least that of every block; forward passes alone give no better bound
+        # λmax(H) is at least every block's; forward passes alone give no better bound
         best = max(tops, key=lambda e: e.value) if tops else Estimate(math.nan, math.nan)
         yield from zip(measures, itertools.repeat(best))
 

@@ -22,12 +22,12 @@ def descend(
     """Take ``steps`` steps from a random start and return the loss before each and after the last, (steps + 1,).
 
     Args:
-        hessian: of the quadratic.
-        projection: how directions are drawn.
+        hessian: the Hessian of the quadratic.
+        projection: draws the directions.
         lr: learning rate.
         eps: smoothing.
         steps: number of steps.
-        seed: of the projections and the noise, and of the start where ``origin`` is None.
+        seed: the seed of the projections and the noise, and of the start if ``origin`` is None.
         origin: seed of the start.
     """
     if steps < 1:

@@ -26,7 +26,7 @@ SHOWN = ("low-rank", "sparse", "block-sparse")
 MEAN: dict[str, Any] = {"marker": "D", "linestyle": "", "color": "black", "markerfacecolor": "white", "markersize": 2.6,
                         "markeredgewidth": 0.7, "zorder": 5}  # fmt: skip
 SHARES = (0.5, 0.9, 0.99)
-"""Central shares of the draws that nested boxes hold."""
+"""Central shares of the draws in the nested boxes."""
 
 
 def _sample(dim: int, rank: int, blocks: int, s: int, name: str, draws: int, seed: int) -> DataFrame:
@@ -162,7 +162,7 @@ def _view(kind: str, draws: DataFrame, means: DataFrame, rank: int) -> Figure:
 
 
 def _shape(axes: Axes, x: float, rho: Any, colour: str, discrete: bool) -> None:
-    """A violin; for a discrete distribution a dot per value, its area the share of the draws that take it."""
+    """A violin; for a discrete distribution a dot per value, with the share of its draws as area."""
     if discrete:
         values, counts = np.unique(rho.round(9), return_counts=True)
         axes.scatter(np.full(len(values), x), values, s=120 * counts / len(rho), color=colour, linewidths=0, zorder=3)

@@ -19,10 +19,11 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96)
 
 
 def long_step_moment(s: int, power: int) -> float:
-    """E[(|x₁|·‖v‖)^power; |x₁|·‖v‖ ≥ 2s] for v ~ N(0, I_s): of ‖ĝ‖/G for a linear loss with its gradient in range(M).
+    """E[(|x₁|·‖v‖)^power; |x₁|·‖v‖ ≥ 2s] for v ~ N(0, I_s).
 
+    |x₁|·‖v‖ is ‖ĝ‖/G for a linear loss whose gradient lies in range(M).
     ‖v‖² = x₁² + R with R ~ χ²_{s-1}; the event is R ≥ 4s²/x₁² - x₁².  ``power`` 0 gives P[Eᶜ] with μ → 0, which is the
-    largest over μ, and 2 gives E[‖ĝ‖²; Eᶜ].  Exact up to quadrature.
+    largest over μ, and 2 gives E[‖ĝ‖²; Eᶜ].  The result is exact up to quadrature.
     """
 
     def inner(x: float) -> float:
@@ -44,7 +45,8 @@ def long_step_bound(s: int) -> float:
     """An upper bound of P[Eᶜ] for every G-Lipschitz loss.
 
     The two-sided difference F(u) = (L(θ+μMu) - L(θ-μMu))/2μ is odd, so its median is 0, and G-Lipschitz: Gaussian
-    isoperimetry gives P(|F| ≥ aG) ≤ 2Φ(-a).  A long step, |F|·‖Mu‖ ≥ 2sG, needs |F| ≥ aG or ‖Mu‖ ≥ 2s/a; the best a.
+    isoperimetry gives P(|F| ≥ aG) ≤ 2Φ(-a).  A long step, |F|·‖Mu‖ ≥ 2sG, needs |F| ≥ aG or ‖Mu‖ ≥ 2s/a;
+    the best a counts.
     """
 
     def total(a: float) -> float:
@@ -54,7 +56,7 @@ def long_step_bound(s: int) -> float:
 
 
 def smallest_ratio(s: int) -> float:
-    """The smallest d/s for which the tail term of Lemma C.1 is at most (√3/4)·s·e^(-s/2), by its own event.
+    """The smallest d/s for which the tail term of Lemma C.1 is at most (√3/4)·s·e^(-s/2), from its own event.
 
     That event is ‖Mu‖ > 2√d (more is needed where 2αsG > 0), and E[‖Mu‖⁴; ‖Mu‖² ≥ 4d] = s(s+2)·P(χ²_{s+4} ≥ 4d).
     """
@@ -67,7 +69,7 @@ def smallest_ratio(s: int) -> float:
 
 
 def events() -> list[Check]:
-    """Lemmas B.9 and C.1 and the proof of Theorem 3.3: probabilities of events and what is made of them."""
+    """Lemmas B.9 and C.1 and the proof of Theorem 3.3: probabilities of events, and the lines that use them."""
     s = 16
     surrogate = float(stats.chi2.sf(2 * s, s))
     linear = max(long_step_moment(k, 0) / math.exp(-k / 2) for k in SIZES)
@@ -217,7 +219,7 @@ def _lipschitz(draws: int, seed: int) -> tuple[float, float]:
             u = orthonormalised(torch.randn(count, d, s, dtype=torch.float64, generator=generator))
             for size in (0.01, 0.3, 3.0):
                 moved = u + size * torch.randn(count, d, s, dtype=torch.float64, generator=generator) / math.sqrt(d)
-                # towards the gradient of f as well, where it changes fastest
+                # also move along the gradient of f, where f changes fastest
                 for v in (orthonormalised(moved), orthonormalised(u + size * h.unsqueeze(1) * u)):
                     change = ((u.square() - v.square()) * h.unsqueeze(1)).sum((1, 2)).abs()
                     distance = (u - v).flatten(1).norm(dim=1)
@@ -228,7 +230,7 @@ def _lipschitz(draws: int, seed: int) -> tuple[float, float]:
 
 
 def tails(draws: int, seed: int = 0) -> list[Check]:
-    """Proposition 3.6 at another scale of H, and the range of ρ and rank of Bernoulli masks."""
+    """Proposition 3.6 at two scales of H, and the rank and the range of ρ of Bernoulli masks."""
     h, excess = hessian(64, 16, seed=seed), 0.1
     checks = []
     for scale, words in ((1000.0, "λmax = 0.01"), (1.0, "λmax = 10")):

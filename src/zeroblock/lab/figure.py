@@ -27,7 +27,7 @@ COLOURS = {"low-rank": "#0072B2", "sparse": "#E69F00", "sparse (Bernoulli)": "#E
 MARKERS = {"low-rank": "o", "sparse": "s", "sparse (Bernoulli)": "s", "block-sparse": "D"}
 
 BOUND = "#D55E00"
-"""Vermilion, for what a theorem says."""
+"""Vermilion, for the statements of theorems."""
 
 MEASURED = "#0072B2"
 
@@ -60,7 +60,7 @@ STYLE: dict[str, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in the lab's style and leave the caller's settings alone."""
+    """Draw in the lab's style without changing the caller's settings."""
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         yield
 
@@ -71,7 +71,7 @@ def sequence(count: int) -> list[Any]:
 
 
 def sheet(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
-    """Make a figure and its axes without pyplot, which would keep them."""
+    """Make a figure and its axes without pyplot, which would keep a reference to them."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, **options)
 

@@ -1,13 +1,13 @@
 """The theory's quantities on a model: per block Tr(H_B), λmax, ρ_B, ‖∇_B L‖² and the variance of the coefficient.
 
-Two ways, for the same objective, a mean over batches:
+There are two ways to measure them, on the same objective, a mean over batches:
 
     backward    Hessian-vector products: Hutchinson for the trace, Lanczos for λmax, the gradient itself
-    forward     the losses of ``ZeroOrder`` at lr = 0, which measures and moves nothing:
+    forward     the losses of ``ZeroOrder`` at lr = 0, which measures but does not move:
                 (L(θ+εz) - L(θ-εz))/2ε = ∇Lᵀz        (L(θ+εz) + L(θ-εz) - 2L(θ))/ε² = zᵀHz
 
-The forward way knows λmax only from two sides: with t_p = Tr(H_Bᵖ), √(t₄/t₂) ≤ |λ|max ≤ t₄^(1/4), and t_p is
-estimated without bias from losses at θ ± ε(zᵢ ± zⱼ).  A vector Hv would take as many losses as the block has weights.
+The forward way only brackets λmax: with t_p = Tr(H_Bᵖ), √(t₄/t₂) ≤ |λ|max ≤ t₄^(1/4), and t_p is
+estimated without bias from losses at θ ± ε(zᵢ ± zⱼ).  A product Hv would take as many losses as the block has weights.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ..ops import normal
 from ..optimizer import ZeroOrder
 
 Closure = Callable[[], Tensor]
-"""The loss of one batch, a scalar; differentiable where the backward way measures it."""
+"""The loss of one batch, a scalar; the backward way needs it to be differentiable."""
 
 TOGETHER_BYTES = 1 << 29
-"""Bytes of the vectors that one pass multiplies by H; the pass takes a few times as much."""
+"""Bytes of the vectors that one pass multiplies by H; the pass needs a few times as much memory."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A number and its standard error (for λmax: the Ritz residual, or a bracket's)."""
+    """A number and its standard error (for λmax: the Ritz residual, or the uncertainty of the bracket)."""
 
     value: float
     error: float
@@ -50,16 +50,16 @@ class Estimate:
 
     @classmethod
     def square(cls, samples: Tensor) -> Estimate:
-        """E[c²] of samples c, (n,) or (batches, n), near normal with mean zero: its error is √(2/n) of it.
+        """E[c²] of samples c, (n,) or (batches, n), near normal with mean zero; its error is √(2/n)·E[c²].
 
-        The standard error of the squares themselves is small where they happen to be: 60 of them gave 0.025 ± 0.004
-        for 0.042.
+        The standard error of the squares is too small when the squares happen to be small: 60 samples gave
+        0.025 ± 0.004 where 0.042 was right.
         """
         value = float(samples.double().square().mean())
         return cls(value, value * math.sqrt(2 / samples.shape[-1]))
 
     def over(self, other: Estimate) -> Estimate:
-        """A ratio, errors added to first order."""
+        """The ratio of two estimates; errors add to first order."""
         value = self.value / other.value
         relative = (self.error / other.value) ** 2 + (value * other.error / other.value) ** 2
         return Estimate(value, math.sqrt(relative))
@@ -70,12 +70,12 @@ class Measure:
     """The measurements of one block.
 
     Args:
-        name: of the block.
-        size: its weights.
+        name: the block's name.
+        size: number of its weights.
         trace: Tr(H_B).
         top: λmax(H_B).
-        gradient: ‖∇_B L‖² of the mean over the batches.
-        variance: of the coefficient c = ∇L_iᵀz over directions z and batches i; its mean is zero, so E[c²].
+        gradient: ‖∇_B L‖² of the mean loss over the batches.
+        variance: E[c²], the variance of the coefficient c = ∇L_iᵀz over directions z and batches i; c has mean zero.
     """
 
     name: str
@@ -118,14 +118,14 @@ def _offsets(model: nn.Module) -> dict[str, int]:
 
 @dataclasses.dataclass
 class Curvature:
-    """H of the mean loss, applied to vectors of some parameters.
+    """The Hessian of the mean loss in some parameters, as an operator on vectors.
 
     The graph of the gradient is built once per batch and kept, so that a product is one pass through the part of it
-    that leads to these parameters.  Memory is that of a few backward passes: meant for small batches.
+    that leads to these parameters.  It takes the memory of a few backward passes, so batches should be small.
 
     Args:
-        params: by name.
-        gradients: of every batch, in the order of ``params``.
+        params: the parameters, by name.
+        gradients: the gradient of every batch, in the order of ``params``.
     """
 
     params: Mapping[str, Tensor]
@@ -157,7 +157,7 @@ class Curvature:
         return sum(p.numel() for p in self.params.values())
 
     def norms(self) -> tuple[float, Tensor]:
-        """‖∇L‖² of the mean loss, and of each batch's, (batches,)."""
+        """‖∇L‖² of the mean loss, and of each batch's loss, (batches,)."""
         mean = sum(
             float(torch.stack([g[i].detach().double() for g in self.gradients]).mean(0).square().sum())
             for i in range(len(self.params))
@@ -166,9 +166,9 @@ class Curvature:
         return float(mean), torch.tensor(each, dtype=torch.float64)
 
     def start(self, noise: Sequence[Tensor]) -> list[Tensor]:
-        """Where Lanczos begins: the mean gradient with a tenth of its length in noise.
+        """The start vector of Lanczos: the mean gradient plus noise of a tenth of its length.
 
-        Gradients lie near the top eigenvectors.  From noise alone, six products on a layer of SmolLM2 find nothing.
+        Gradients lie near the top eigenvectors.  From noise alone, six products do not find λmax on a layer of SmolLM2.
         """
         mean = [torch.stack([g[i].detach() for g in self.gradients]).mean(0) for i in range(len(self.params))]
         length, other = math.sqrt(_dot(mean, mean)), math.sqrt(_dot(noise, noise))
@@ -180,10 +180,10 @@ class Curvature:
         return self._times(vectors, batched=False)
 
     def together(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """H times several vectors in one pass, (n, *shape) per parameter: a small model's passes are all launches."""
+        """H times several vectors in one pass, (n, *shape) per parameter; a small model's passes are launch-bound."""
         try:
             return self._times(vectors, batched=True)
-        except RuntimeError:  # memory for all does not suffice, or the model does something that vmap cannot batch
+        except RuntimeError:  # too little memory for all at once, or the model does something that vmap cannot batch
             each = [self @ [v[k] for v in vectors] for k in range(len(vectors[0]))]
             return [torch.stack(found) for found in zip(*each, strict=True)]
 
@@ -205,7 +205,7 @@ def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 
 
 def hutchinson(curvature: Curvature, draw: Callable[[int], Sequence[Tensor]], probes: int) -> Estimate:
-    """Tr(H) from zᵀHz over random signs z = draw(0), draw(1), …, as many in one pass as memory allows."""
+    """Tr(H) from zᵀHz over random signs z = draw(0), draw(1), …; one pass takes ``TOGETHER_BYTES`` of them."""
     width = max(1, TOGETHER_BYTES // (4 * max(1, curvature.size)))
     found = []
     for first in range(0, probes, width):
@@ -217,9 +217,10 @@ def hutchinson(curvature: Curvature, draw: Callable[[int], Sequence[Tensor]], pr
 
 
 def lanczos(curvature: Curvature, start: Sequence[Tensor], iterations: int) -> Estimate:
-    """λmax(H): the largest Ritz value after some products, and the norm of its residual.
+    """λmax(H): the largest Ritz value after ``iterations`` products, and the norm of its residual.
 
-    Three vectors are kept; orthogonality is lost as the top value converges, which repeats it and does not move it.
+    Only three vectors are kept.  Orthogonality is lost as the top value converges; this duplicates the value and does
+    not move it.
     """
     norm = math.sqrt(_dot(start, start))
     current = [x / norm for x in start]
@@ -262,12 +263,12 @@ def backward(
     """Measure one block after another by Hessian-vector products.
 
     Args:
-        model: in evaluation mode; attention must be one that differentiates twice (``eager`` in transformers).
-        curvature: of the model.
-        partition: into blocks.
-        probes: random signs z for the trace.
-        iterations: of Lanczos.
-        seed: of z.
+        model: a model in evaluation mode; its attention must be twice differentiable (``eager`` in transformers).
+        curvature: the model's curvature.
+        partition: divides the model into blocks.
+        probes: number of random sign vectors z for the trace.
+        iterations: number of Lanczos iterations.
+        seed: the seed of z.
     """
     _check(curvature.gradients, probes)
     offsets = _offsets(model)
@@ -307,13 +308,13 @@ def forward(
     """Measure one block after another by losses alone, through ``ZeroOrder``: 2·probes evaluations per batch and block.
 
     Args:
-        model: any.
+        model: any model.
         closures: one per batch.
-        partition: into blocks.
-        probes: random signs z; the same for every batch.
-        sketch: vectors m of the bracket of λmax, 2m(m-1) evaluations more; none leaves it unknown (NaN).
-        eps: of the differences.
-        seed: of z.
+        partition: divides the model into blocks.
+        probes: number of random sign vectors z; they are the same for every batch.
+        sketch: number m of vectors for the bracket of λmax, which takes 2m(m-1) more evaluations; 0 leaves it NaN.
+        eps: the ε of the finite differences.
+        seed: the seed of z.
     """
     _check(closures, probes)
     with torch.no_grad():
@@ -345,7 +346,7 @@ def _standing(model: nn.Module, blocks: Sequence[Block], index: int, probes: int
 
 
 def _bracket(optimizer: ZeroOrder, closures: Sequence[Closure], m: int, eps: float) -> Estimate:
-    """|λ|max(H_B) between √(t₄/t₂) and t₄^(1/4): the middle; half the width and the jackknife's error of the ends."""
+    """The middle of √(t₄/t₂) ≤ |λ|max(H_B) ≤ t₄^(1/4); its error is half the width plus the ends' jackknife error."""
     gram = _gram(optimizer, closures, m, eps)
     ends = _ends(gram)
     kept = [[i for i in range(m) if i != left] for left in range(m)]
@@ -355,14 +356,14 @@ def _bracket(optimizer: ZeroOrder, closures: Sequence[Closure], m: int, eps: flo
 
 
 def _ends(gram: Tensor) -> Tensor:
-    """√(t₄/t₂) and t₄^(1/4), (2,); NaN where an estimate of a moment came out negative."""
+    """√(t₄/t₂) and t₄^(1/4), (2,); NaN where the estimate of a moment is not positive."""
     second, fourth = schatten(gram, 2), schatten(gram, 4)
     low = math.sqrt(fourth / second) if fourth > 0 and second > 0 else math.nan
     return torch.tensor([low, fourth**0.25 if fourth > 0 else math.nan], dtype=torch.float64)
 
 
 def _gram(optimizer: ZeroOrder, closures: Sequence[Closure], m: int, eps: float) -> Tensor:
-    """zᵢᵀHzⱼ for i < j, (m, m), from losses at θ ± ε(zᵢ ± zⱼ): one direction stands inside another."""
+    """zᵢᵀHzⱼ for i < j, (m, m), from losses at θ ± ε(zᵢ ± zⱼ): one direction is applied within the other."""
     gram = torch.zeros(m, m, dtype=torch.float64)
     with torch.no_grad():
         for i in range(m):
@@ -380,10 +381,10 @@ def _gram(optimizer: ZeroOrder, closures: Sequence[Closure], m: int, eps: float)
 
 
 def schatten(gram: Tensor, p: int) -> float:
-    """Tr(Hᵖ) from zᵢᵀHzⱼ, i < j, of m ≥ p random vectors, without bias.
+    """An unbiased estimate of Tr(Hᵖ) from zᵢᵀHzⱼ, i < j, of m ≥ p random vectors.
 
-    The mean over i₁ < … < i_p of (zᵢ₁ᵀHzᵢ₂)·…·(zᵢ_pᵀHzᵢ₁): Tr(Tᵖ⁻¹A)/C(m, p), T the strict upper triangle of A
-    (Kong and Valiant 2017).
+    It is the mean over i₁ < … < i_p of (zᵢ₁ᵀHzᵢ₂)·…·(zᵢ_pᵀHzᵢ₁), which is Tr(Tᵖ⁻¹A)/C(m, p) for the strict upper
+    triangle T of A (Kong and Valiant 2017).
     """
     m = gram.shape[0]
     if m < p:

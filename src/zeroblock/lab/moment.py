@@ -19,7 +19,7 @@ def moments(draws: int, seed: int = 0) -> list[Check]:
 
 
 def _traces(generator: torch.Generator) -> list[Check]:
-    """Tr(AB) over Tr(A)·Tr(B) for 1,000 pairs of random semi-definite matrices of every rank: the largest."""
+    """The largest Tr(AB) / (Tr(A)·Tr(B)) of 1,000 pairs of random semi-definite matrices of every rank."""
     worst = 0.0
     for rank in range(1, 9):
         x, y = (torch.randn(125, 8, rank, dtype=torch.float64, generator=generator) for _ in range(2))

@@ -25,7 +25,7 @@ HEADINGS = (
 
 
 def read(path: Path) -> DataFrame:
-    """Rows of a table; a last line that a killed run cut short is left out."""
+    """Rows of a table; a last line that a killed run cut short is skipped."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         frame = pandas.read_csv(io.StringIO("".join(line for line in lines if line.endswith("\n"))))
@@ -67,7 +67,7 @@ def summary(frame: DataFrame) -> list[str]:
 
 
 def _choice(blocks: Any, p: Any) -> str:
-    """What a schedule prefers: uniform, or its likeliest block, and the range of the others."""
+    """A schedule's preference in words: uniform, or its likeliest block and the range of the others."""
     if p.max() - p.min() < 1e-9:
         return "uniform"
     likeliest = p.idxmax()
@@ -77,13 +77,13 @@ def _choice(blocks: Any, p: Any) -> str:
 
 
 def _correlation(p: Any, other: Any) -> str:
-    """Spearman's, which a softmax does not change."""
+    """Spearman's rank correlation, which a softmax does not change."""
     found = p.corr(other, method="spearman") if p.nunique() > 1 else math.nan
     return "–" if math.isnan(found) else f"{found:.2f}"
 
 
 def _by_depth(frame: DataFrame, subject: str) -> Figure:
-    """Panels over one axis of blocks, as wide as a column."""
+    """Panels that share an axis of blocks, one column wide."""
     chances = {"probability": "adaptive schedule"}
     if "economical" in frame:
         chances["economical"] = "cost-aware schedule"
@@ -118,7 +118,7 @@ def _by_depth(frame: DataFrame, subject: str) -> Figure:
         axes.axhline(1 / frame.block.nunique(), color=figure.GREY, linestyle=":", linewidth=0.9)
         axes.set(yscale="log", ylabel="probability", title=title)
     rest[-len(chances)].set_ylim(0.7 * FLOOR, 1.5)
-    if "economical" in chances:  # its floor keeps it within a decade or two
+    if "economical" in chances:  # the schedule's floor keeps them within a decade or two
         low, high = frame.economical.min() / 1.2, frame.economical.max() * 1.2
         rest[-1].set_ylim(low, high)
         figure.plain_ticks(rest[-1].yaxis, [tick for tick in PLAIN if low <= tick <= high])
@@ -137,7 +137,7 @@ def _by_depth(frame: DataFrame, subject: str) -> Figure:
 
 
 def _straddle(axes: Axes, values: Any) -> None:
-    """An axis for values of which most lie near zero: linear up to the median size, logarithmic beyond."""
+    """Scale an axis for values that mostly lie near zero: linear up to about the median size, logarithmic beyond."""
     axes.axhline(0, color=figure.GREY, linewidth=0.6)
     typical = float(np.nanmedian(values.abs()))
     if not typical > 0:

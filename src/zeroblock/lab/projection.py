@@ -30,10 +30,10 @@ from .quadratic import Hessian, Quadratic
 
 
 def orthonormalised(x: Tensor) -> Tensor:
-    """Columns made orthonormal, by Cholesky: X = UR with R's diagonal positive; (d, s) or (n, d, s).
+    """Make columns orthonormal by Cholesky: X = UR with R's diagonal positive; (d, s) or (n, d, s).
 
-    That factorisation is unique, so a Gaussian X gives the Haar measure, which LAPACK's QR, free in its
-    signs, does not.  At 256×64 it takes a third of the time of a QR.
+    This factorisation is unique, so a Gaussian X gives the Haar measure; LAPACK's QR does not, because its
+    signs are arbitrary.  At 256×64 it takes a third of the time of a QR.
     """
     r = torch.linalg.cholesky(x.mT @ x, upper=True)
     u: Tensor = torch.linalg.solve_triangular(r, x, upper=True, left=False)
@@ -60,7 +60,7 @@ class Orthonormal(Basis):
         return param.detach() + eps * self._lifted(self.coords(param, key, slice(None)), param)
 
     def combined(self, param: Tensor, key: Key, alphas: Alphas, span: slice) -> Tensor:
-        """In fp64: the lab's quadratics are, too."""
+        """The coordinates in fp64, like the lab's quadratics."""
         z = torch.zeros(self.size, dtype=torch.float64)
         for k, alpha in enumerate(alphas):
             z.add_(self.coords(param, key.to(probe=key.probe + k), span), alpha=float(alpha))
@@ -96,9 +96,9 @@ class Aligned(Subspace):
         U = [M₁, M₂]      M₂ = orth(R - M₁M₁ᵀR)
 
     Args:
-        s: columns.
+        s: number of columns.
         gamma: γ in [0, 1].
-        vectors: (d, r), the eigenvectors of H with eigenvalues that are not zero.
+        vectors: (d, r), the eigenvectors of H with nonzero eigenvalues.
     """
 
     s: int
@@ -115,7 +115,7 @@ class Aligned(Subspace):
 
     @property
     def chosen(self) -> int:
-        """⌈sγ⌉; the guard keeps 100 × 0.07 from being 8."""
+        """⌈sγ⌉; rounding first keeps 100 × 0.07 from giving 8."""
         return math.ceil(round(self.s * self.gamma, 9))
 
     def basis(self, param: Tensor, key: Key, site: Site) -> Basis:

@@ -81,7 +81,7 @@ def hessian(dim: int = 256, rank: int = 64, tops: Sequence[float] = (10.0,), *, 
         dim: d.
         rank: r, the number of nonzero eigenvalues per block.
         tops: λᵢ, one per block; their number B divides d.
-        seed: of the eigenvectors.
+        seed: the seed of the eigenvectors.
     """
     b = _block_size(dim, rank, len(tops))
     spectra = torch.zeros(len(tops), b, dtype=torch.float64)
@@ -93,15 +93,15 @@ def hessian(dim: int = 256, rank: int = 64, tops: Sequence[float] = (10.0,), *, 
 def heterogeneous(
     dim: int = 1024, rank: int = 16, blocks: int = 16, *, decay: bool = False, spread: int = 2, seed: int = 0
 ) -> Hessian:
-    """Blocks whose spectra differ: each draws one of REFERENCES, and integers within ±spread of it.
+    """Blocks with different spectra: each draws one of REFERENCES, and integers within ±spread of it.
 
     Args:
         dim: d.
         rank: nonzero eigenvalues per block; the paper says 64 in its text and 16 in its appendix.
-        blocks: B, divides d.
+        blocks: B; it divides d.
         decay: draw only the largest eigenvalue of a block and let the others fall linearly to a tenth of it.
-        spread: how far from the reference.
-        seed: of spectra and eigenvectors.
+        spread: the largest distance from the reference.
+        seed: the seed of spectra and eigenvectors.
     """
     b = _block_size(dim, rank, blocks)
     generator = torch.Generator().manual_seed(seed)

@@ -35,8 +35,8 @@ def _jackknife(top: np.ndarray, bottom: np.ndarray) -> tuple[float, float]:
 def against_bound(setting: Setting, seeds: int, points: int = 40) -> DataFrame:
     """(1/T)Σ‖∇L(θ_t)‖² and both bounds, means over ``seeds`` runs, for T up to ``steps``; with the ratio's error.
 
-    H is diagonal here: the Haar measure is the same in every basis.  ρ̄ is its expectation and ρmax the largest value
-    that ρ can take, so that the step size is allowed whatever M the run draws.
+    H is diagonal here, because the Haar measure is the same in every basis.  ρ̄ is the expectation of ρ and ρmax the
+    largest value that ρ can take, so the step size is allowed for every M that the run may draw.
     """
     h = hessian(setting.dim, setting.rank)
     largest = ENSEMBLES["low-rank"].largest(h, setting.s)
@@ -121,8 +121,8 @@ def _value(kind: str, x: np.ndarray, size: float) -> np.ndarray:
 def corrected_on_random(count: int = 40, steps: int = 160, seeds: int = 32, seed: int = 0) -> DataFrame:
     """Measured / corrected bound on random quadratics, at the largest step size the bound allows.
 
-    ``count`` quadratics per ensemble, d = 64, with random rank, spectrum and s; four ensembles of independent M, and
-    block descent in shuffled and in ascending cycles against ``Rate.cyclic``, measured at the starts of cycles.
+    Each ensemble gets ``count`` quadratics, d = 64, with random rank, spectrum and s.  Four ensembles draw M
+    independently; block descent in shuffled and in ascending cycles is compared with ``Rate.cyclic``, at cycle starts.
     """
     rows = []
     rng = np.random.default_rng(seed)

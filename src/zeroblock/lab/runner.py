@@ -20,7 +20,7 @@ Job = Callable[[], Any]
 
 
 def _single_thread() -> None:
-    torch.set_num_threads(1)  # the processes are the parallelism: at d = 256 a second thread costs more than it gives
+    torch.set_num_threads(1)  # the processes are the parallelism: at d = 256 a second thread costs more than it gains
 
 
 @contextlib.contextmanager
@@ -68,7 +68,7 @@ class Runner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._pool is not None:
-            if kind is not None:  # nobody waits for the jobs under way; Python 3.14 has terminate_workers
+            if kind is not None:  # no one waits for the running jobs; Python 3.14 has terminate_workers
                 for process in list((self._pool._processes or {}).values()):
                     process.terminate()
             self._pool.shutdown(wait=True, cancel_futures=True)

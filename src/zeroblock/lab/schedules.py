@@ -1,4 +1,4 @@
-"""Which block to take: always the best one, blocks by their alignment, or every block in turn, over learning rates."""
+"""The choice of blocks: always the best one, by alignment, or every block in turn, over learning rates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLOURS = ("#000000", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7", "#009E73")
 
 
 def directions(name: str, h: Hessian, s: int) -> BlockDirections:
-    """One of the schedules, for blocks of s coordinates; a learning rate per block is 1/(λ_B(intdim_B + 2))."""
+    """One of the schedules, for blocks of s coordinates; "own_lr" has rates proportional to 1/(λ_B(intdim_B + 2))."""
     rho, d = block_values(h, s), h.dim
     if name == "best":
         return BlockDirections(d, s, "weighted", tuple((rho == rho.max()).double().tolist()))
@@ -66,11 +66,11 @@ class Schedules:
     """Block descent with several schedules on the quadratic whose blocks differ, each over learning rates.
 
     Args:
-        dim, rank, blocks: of the Hessian.
+        dim, rank, blocks: see :func:`heterogeneous`.
         s: coordinates per block of the descent.
-        lrs: learning rates; of the smallest block's where each block has its own.
-        steps, seeds: of every run.
-        adaptive_lrs, adaptive_seeds: of the runs of the library's adaptive schedule by ``ZeroOrder``, which are slower.
+        lrs: learning rates; where each block has its own, the smallest of them.
+        steps, seeds: steps per run, and runs per learning rate.
+        adaptive_lrs, adaptive_seeds: the same for the library's adaptive schedule, which ``ZeroOrder`` runs slowly.
     """
 
     dim: int = 1024

@@ -4,7 +4,7 @@
 
 Such a loss meets every condition of the paper everywhere: it is bounded, its gradient is bounded, and
 -H ⪯ ∇²L ⪯ H with H = Σ|c_k| w_k w_kᵀ.  It is scaled so that λmax(H) = L = 1.  Each check reports the largest ratio of
-the two sides over random losses, points, projections and smoothings: at most 1 where the lemma holds.
+the two sides over random losses, points, projections and smoothings; it is at most 1 if the lemma holds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .check import Check, Role, mean_of
 DIM = 24
 WAVES = 10
 SMOOTHINGS = (0.03, 0.3, 1.0, 3.0)
-"""Values of μ: with λmax(H) = 1 the loss turns within a few units, so the largest smooths it away."""
+"""Values of μ; with λmax(H) = 1 the loss oscillates within a few units, so the largest μ smooths it away."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class CosineLoss:
 
     @classmethod
     def random(cls, generator: torch.Generator, lean: float, d: int = DIM, count: int = WAVES) -> CosineLoss:
-        """A random loss with λmax(H) = 1; waves that lean one way interfere, and smoothing undoes it unevenly."""
+        """A random loss with λmax(H) = 1; with a ``lean`` its waves interfere, and smoothing damps them unevenly."""
         waves = torch.randn(count, d, dtype=torch.float64, generator=generator)
         waves = (waves + lean * torch.randn(d, dtype=torch.float64, generator=generator)) / math.sqrt(d)
         weights = torch.rand(count, dtype=torch.float64, generator=generator) * 2 - 1
@@ -56,7 +56,7 @@ class CosineLoss:
         return (self.waves.T * self.weights.abs()) @ self.waves
 
     def _damped(self, mu: float, m: Tensor | None) -> Tensor:
-        """c_k e^(-μ²‖Mw_k‖²/2), (K,); M is the identity where it is None."""
+        """c_k e^(-μ²‖Mw_k‖²/2), (K,); M is the identity if it is None."""
         lengths = (self.waves if m is None else self.waves @ m).square().sum(1)
         return self.weights * torch.exp(-(mu**2) * lengths / 2)
 
@@ -101,7 +101,7 @@ class Case:
 
 
 def cases(count: int, generator: torch.Generator) -> Iterator[Case]:
-    """``count`` random losses, each with a projection and a semi-definite M of rank 8 whose spectrum decays, each μ."""
+    """``count`` random losses, each at every μ with a projection and with an M of decaying spectrum, of rank 4 or 8."""
     for index in range(count):
         loss = CosineLoss.random(generator, lean=2.0 * (index % 2))
         theta = torch.randn(DIM, dtype=torch.float64, generator=generator) * 3
@@ -199,7 +199,7 @@ def estimated(draws: int = 20_000, count: int = 12, seed: int = 1) -> list[Check
         g_mu = loss.gradient(theta, mu)
         first = float(g_mu @ (case.m @ (case.m @ loss.gradient(theta, mu, case.m))))
         alpha = 1 / (case.rho + 2)
-        # fall - (α·first - ½α²·E ĝᵀHĝ) must not be negative; in units of α·first where that is not tiny
+        # fall - (α·first - ½α²·E ĝᵀHĝ) must not be negative; use units of α·first where that is not tiny
         spare = loss.value(theta, mu) - loss.value(theta - alpha * estimate, mu) + alpha**2 / 2 * curved
         if first > 1e-3 * gradient:
             value, error = mean_of(spare / (alpha * first))
@@ -257,7 +257,7 @@ def _over(values: Tensor, bound: float) -> tuple[float, float]:
 
 
 def _linear_descent(draws: int, generator: torch.Generator) -> list[Check]:
-    """Lemma B.9 for L(θ) = gᵀθ: L_μ falls by α⟨g, ĝ⟩, the lemma says by at least α‖g‖²; M is Haar."""
+    """Lemma B.9 for L(θ) = gᵀθ: L_μ falls by α⟨g, ĝ⟩, and the lemma claims at least α‖g‖²; M is Haar."""
     from .batched import haar
 
     d, s = 32, 4

@@ -1,11 +1,11 @@
-"""Theorem 3.10 and Lemmas 3.9, C.2 against runs: two data sets that differ in one example, the same noise and order.
+"""Theorem 3.10 and Lemmas 3.9, C.2 against runs: data sets that differ in one example, with the same noise and order.
 
     ℓ(θ; x, y) = σ(-y·xᵀθ),  ‖x‖ = 1
 
 lies in (0, 1), is 1/4-Lipschitz and 1/(6√3)-smooth, and its Hessian has rank one, so that ρ = ‖Mx‖² ≤ 1.
 
-The two runs are equal until the example that differs is drawn, which for n = 200 happens early in few runs, and an
-early draw matters most (α_t = C/t).  So the step of the first draw is itself drawn from q(k) ∝ p(k)/k, where
+The two runs are equal until the example that differs is drawn.  For n = 200 this rarely happens early, but an early
+draw matters most (α_t = C/t).  So the step of the first draw is itself drawn from q(k) ∝ p(k)/k, where
 p(k) = (1 - 1/n)^(k-1)/n is its law, and a pair counts with weight p/q.  The expectation is the same, and 400 pairs give
 the error (6 %) of 4,000 plain ones.
 """
@@ -27,7 +27,7 @@ from .bounds import Stability
 LIPSCHITZ = 1 / 4
 SMOOTHNESS = 1 / (6 * math.sqrt(3))
 FRESH = 300
-"""Fresh examples among those on which the two runs are compared."""
+"""Number of fresh examples on which the two runs are compared, next to the data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Setting:
 
     @property
     def checkpoints(self) -> list[int]:
-        """Values of T at which the runs are compared, two per factor of ten or so."""
+        """Values of T at which the runs are compared, about two per factor of ten."""
         return [int(t) for t in np.unique(np.geomspace(10, self.steps, 6).round().astype(int))]
 
 
 def examples(count: int, dim: int, seed: int) -> Tensor:
-    """y·x of unit length whose labels lean on one direction, (count, dim)."""
+    """y·x of unit length, (count, dim); the labels correlate with the first coordinate of x."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, dim, dtype=torch.float64, generator=generator)
     x[:, 0] = x[:, 0].abs() + 0.5
@@ -138,7 +138,7 @@ def recursion(setting: Setting, pairs: int, steps: int = 60, seed: int = 0) -> t
 
         E δ_{t+1} ≤ (1 + α_t L√s)E δ_t + α_t √(3s)·μL(ρmax + s·e^(-s/2)) + 4α_t G√s/n
 
-    Runs are started apart by 0 and by 1 (with the same noise), since the two first terms dominate in turn.
+    Runs with the same noise start at a distance of 0 and of 1, so that each of the first two terms dominates once.
     """
     generator = torch.Generator().manual_seed(seed)
     s, n = setting.s, setting.examples

@@ -31,7 +31,7 @@ class Study(Protocol):
 
     @property
     def captions(self) -> dict[str, str]:
-        """A sentence for each figure, by its name."""
+        """A sentence for each figure, by name."""
         ...
 
     def measure(self, run: Runner) -> Frames: ...

@@ -29,7 +29,8 @@ def _bound(tail: Tail, name: str, excess: float) -> float:
 def compare(hessian: Hessian, s: int, name: str, draws: int, seed: int, points: int = 60) -> DataFrame:
     """Empirical P(ρ ≥ E[ρ] + Δ) and its bound on a grid of Δ that ends past the largest draw.
 
-    ``error`` is the binomial standard error of the share under the bound: what a share that equals it may exceed it by.
+    ``error`` is the binomial standard error of a share whose expectation equals the bound: it may exceed the bound by
+    that much.
     """
     tail = Tail(hessian, s)
     rho = ENSEMBLES[name].sample(hessian, s, draws, seed).numpy()
@@ -50,7 +51,7 @@ def _job(dim: int, rank: int, blocks: int, s: int, name: str, draws: int, seed: 
 
 @dataclasses.dataclass(frozen=True)
 class Tails:
-    """Empirical upper tails, three panels, with the bound of each projection."""
+    """Empirical upper tails with the bound of each projection, in three panels."""
 
     dim: int = 1024
     rank: int = 16
