@@ -17,7 +17,7 @@ import zeroblock as zb
 from toy import same, snapshot
 from zeroblock.engine import Engine
 from zeroblock.engine.objective import BatchObjective
-from zeroblock.engine.pack import lay, pack, split
+from zeroblock.engine.pack import FIELDS, lay, pack, split
 from zeroblock.run.graph import Graphs
 from zeroblock.task import Encoded
 
@@ -32,6 +32,7 @@ def test_a_token_sees_exactly_its_own_string(batch: list[Encoded], multiple: int
     """Follow every scored token back through the mask: what is seen, in order of position, is its string so far."""
     row = pack(batch, multiple, scored)
     assert len(row.tokens) % multiple == len(row.keep) % scored == len(row.source) % scored == 0
+    assert [part.data_ptr() for part in row.parts] == [getattr(row, name).data_ptr() for name in FIELDS]
     assert sum(lay(one).cost for one in batch) <= len(row.tokens) < sum(lay(one).cost for one in batch) + multiple
     sees, strings = row.sees(), [string for one in batch for string in one.rows]
     scored_by = [[n for n in span if n < len(row.source)] for span in row.spans.tolist()]

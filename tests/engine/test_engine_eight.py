@@ -157,17 +157,103 @@ def test_equal_points_have_equal_losses(name: str) -> None:
 
 
 @pytest.mark.usefixtures("narrow")
-def test_every_pass_of_a_one_sided_step_begins_with_the_first_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert objective.passes("abcdef", 10, 40, True) == [["a", "b", "c", "d"], ["a", "e", "f"]]
-    model = decoder("llama", torch.bfloat16)
+@pytest.mark.parametrize("name", ["llama", "opt"])
+def test_one_sided_points_are_rounded_as_differences_from_the_weights(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = decoder(name, torch.bfloat16)
     engine = rounding(model)
-    optimizer = zb.METHODS["fzoo_bcd"](model, lr=0.0, eps=1e-2, probes=5)
+    optimizer = zb.METHODS["fzoo_bcd"](model, lr=0.0, eps=1e-2, probes=5, schedule=zb.Ascending(), interval=1)
+    optimizer.step(engine.objective(BATCH, LABELS))  # from the embedding to the first layer
     points = optimizer.plan().points
-    together = engine.objective(BATCH, LABELS).measure(points).tolist()
+    batch = engine.objective(BATCH, LABELS)
+    together = batch.measure(points)
+    assert len(together) == len(points) == 6
+    assert points[0].scale == 0
+    for share in ([0, 1], [2], [3, 4], [5]):  # as ranks that share the probes measure them
+        assert torch.equal(batch.measure([points[i] for i in share]), together[share])
+    backward = batch.measure(points[::-1])  # the weights as they are come last
+    assert torch.equal(backward, together.flip(0))
     monkeypatch.setattr(objective, "POINT_TOKENS", 1)  # two points per pass
-    apart = engine.objective(BATCH, LABELS).measure(points).tolist()
-    assert apart == pytest.approx(together, abs=2e-2)
-    assert len(apart) == len(points) == 6
+    assert torch.equal(batch.measure(points), together)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_forward_that_somebody_puts_on_a_product_is_called() -> None:
+    losses = []
+    for gemm in (True, False):
+        model = decoder("opt", torch.bfloat16)
+        engine = rounding(model, fused=True) if gemm else Engine(model)
+        points = zb.METHODS["mezo_bcd"](model, lr=0.0, eps=1e-2, schedule=zb.Ascending()).plan().points
+        products = [m for m in model.modules() if type(m) is nn.Linear and m.in_features >= 16][:-1]
+        for linear in products:
+            linear.forward = lambda x, own=linear.forward: own(x) * 0
+        losses.append(engine.objective(BATCH, LABELS).measure(points))
+        assert all("forward" in vars(linear) for linear in products)
+    assert torch.equal(*losses)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_an_input_that_changes_is_rounded_again() -> None:
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            inputs, x = eight._Inputs(backend("eight", "reference"), 2), torch.randn(4, 32)
+            before = inputs.rounded(x)
+            assert (inputs.rounded(x) is before) == (mode is torch.no_grad)
+            x.mul_(4)
+            assert torch.equal(inputs.rounded(x)[1], 4 * before[1])
+
+
+@pytest.mark.usefixtures("narrow")
+def test_steps_that_perturb_every_layer_are_warned_about_once(recwarn: pytest.WarningsRecorder) -> None:
+    model = decoder("llama", torch.bfloat16)
+    engine, plain = rounding(model), Engine(model)
+    points = zb.METHODS["mezo"](model, lr=0.0, eps=1e-2).plan().points
+    for _ in range(2):
+        got = engine.objective(BATCH, LABELS).measure(points)
+        assert torch.equal(got, plain.objective(BATCH, LABELS).measure(points))
+    assert [str(one.message)[:25] for one in recwarn] == ["gemm='fp8' rounds nothing"]
+    assert engine.eight.products == 0
+
+
+OPERATIONS = ("rounded", "product", "join_")
+
+
+class Trial:
+    """The reference's operations, with one of them replaced."""
+
+    def __init__(self, **replaced: Callable[..., Any]) -> None:
+        vars(self).update({name: getattr(backend("eight", "reference"), name) for name in OPERATIONS} | replaced)
+
+
+def test_the_trial_finds_every_kernel_that_is_wrong() -> None:
+    reference, cpu = backend("eight", "reference"), torch.device("cpu")
+    eight._try(Trial(), cpu)
+
+    def finite(x: Tensor, tokens: int = 0) -> Any:
+        return reference.rounded(x.nan_to_num(0.0), tokens)
+
+    def scaled(x: Tensor, tokens: int = 0) -> Any:
+        numbers, scales = reference.rounded(x, tokens)
+        return numbers, scales * 1.1
+
+    def failing(*given: Any) -> Any:
+        raise Exception("no such instruction\nline 3")  # Triton's errors derive from it
+
+    wrong = {
+        "loses NaN": {"rounded": finite},
+        "other scales": {"rounded": scaled},
+        "points apart": {"rounded": lambda x, tokens=0: reference.rounded(x)},
+        "no first point": {"join_": lambda y, tokens, bias: y + bias},
+        "no bias": {"join_": lambda y, tokens, bias: reference.join_(y, tokens, None)},
+        "other order": {"product": lambda x, weight: reference.product(x, weight).flip(1)},
+    }
+    for name, replaced in wrong.items():
+        print(name)  # shown if the next line fails
+        with pytest.raises(ZeroBlockError, match="computes wrong products"):
+            eight._try(Trial(**replaced), cpu)
+    with pytest.raises(ZeroBlockError, match=r"does not run .*no such instruction line 3"):
+        eight._try(Trial(product=failing), cpu)
 
 
 def test_short_rows_and_passes_without_points_are_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +295,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     refused("8.9 or newer", lambda: find(model))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    refused("sides are at least 1,024 and multiples of 16", lambda: find(model))
+    refused("both sides at least 1,024 and multiples of 16", lambda: find(model))
     monkeypatch.setattr(eight, "MIN_FP8_WIDTH", 16)
     refused("--dtype bf16", lambda: find(decoder("llama")))
 

@@ -61,6 +61,18 @@ def test_rows_of_zeros_and_rows_that_do_not_lie_in_order() -> None:
     assert (scales > 0).all()
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_rows_that_are_not_finite_do_not_become_finite(bad: float) -> None:
+    x = drawn(6, 40)
+    x[1, 3] = bad
+    x[5] = bad
+    for ops in (reference, kernel):
+        for tokens in (0, 3):
+            found = values(ops.rounded(x, tokens))
+            lost = {1, 4, 5} if tokens else {1, 5}  # the rows of other points are less the first point's
+            assert [bool(row.isfinite().all()) for row in found] == [i not in lost for i in range(6)]
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("points", "tokens", "n"), [*SHAPES, (2, 3, 1030)])
 def test_join(points: int, tokens: int, n: int, bias: bool) -> None:

@@ -59,6 +59,7 @@ def test_round_trip_of_every_setting(tmp_path: Path) -> None:
         ({"steps": 0}, "steps must be at least 1"),
         ({"gemm": "int8"}, "unknown gemm 'int8'; choose from: fp8"),
         ({"gemm": "fp8", "method": "zero-shot"}, "leave out --gemm"),
+        ({"gemm": "fp8", "method": "mezo", "as_published": True}, "no two points whose products --gemm could round"),
         ({"steps": 2**32}, "steps must be below 2**32"),
         ({"data_seed": 2**32}, "data_seed must be below 2**32"),
         ({"seed": -1}, "seed must be at least 0"),

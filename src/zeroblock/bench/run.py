@@ -14,6 +14,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from ..engine.eight import MIN_FP8_TOKENS
+from ..errors import ZeroBlockError
 from ..journal.header import Header
 from ..journal.writer import Journal
 from ..quantise import stored_as
@@ -135,6 +137,12 @@ def measure(
                 ready.step(_batch(pool, batch_size, seed, step))
             ready.optimizer.flush()
             gauge.read(ready.held)  # then with all of it
+    if ready.engine.eight is not None and not ready.engine.eight.products:
+        raise ZeroBlockError(
+            f"no product was rounded to 8 bits on {names[1]}, because its rows have fewer than {MIN_FP8_TOKENS:,} "
+            "tokens or the method perturbs every layer: take longer texts, a larger --batch-size or a method of "
+            "blocks, or leave out --gemm"
+        )
     captures = 0 if graphs_of is None else graphs_of.captures
     tail = round(steps * (1 - STEADY_SHARE))
     mean, steady = 1e3 * ends[steps] / steps, 1e3 * (ends[steps] - ends[tail]) / (steps - tail)

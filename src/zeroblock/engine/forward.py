@@ -117,6 +117,10 @@ class Forward:
             f"{type(self.model).__name__} is measured one point after another: {reason}", ZeroBlockWarning, stacklevel=7
         )
 
+    def rounds(self, row: Row | Padded | Pairs) -> bool:
+        """Whether passes over a row have 8-bit products; such passes are not captured."""
+        return self.eight is not None and isinstance(row, Row) and self.eight.pays(len(row.tokens))
+
     def totals(
         self,
         row: Row | Padded | Pairs,
@@ -154,8 +158,8 @@ class Forward:
                     fork = stack.enter_context(forking(self.anatomy, points, len(row.tokens), watch))
                     if self.prefix is not None and tape is None:
                         stack.enter_context(self.prefix.passing(row, points[0].direction.members))
-                    if self.eight is not None and tape is None and self.eight.pays(len(row.tokens)):
-                        stack.enter_context(self.eight.running(fork))
+                    if self.eight is not None and self.rounds(row):
+                        stack.enter_context(self.eight.running(fork, self.fusions))
                 if tape is not None:
                     assert self.cuts is not None
                     stack.enter_context(cutting(self.cuts, tape, fork))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -98,7 +99,7 @@ class BatchObjective(Objective):
         graphs, (row, labels) = self.forward.graphs, self.rows[0]
         if graphs is None or len(self.rows) != 1 or not isinstance(row, Row):
             return None
-        if not graphs.pays(len(row.tokens), self.forward.numel) or self._in_eight_bits(row):
+        if not graphs.pays(len(row.tokens), self.forward.numel) or self.forward.rounds(row):
             return None
         tokens, batch = len(row.tokens), torch.cat([*row.parts, labels])
         return Staged(
@@ -157,19 +158,29 @@ class BatchObjective(Objective):
             limit = self.forward.shelf.pass_tokens
             if limit is not None and isinstance(row, Pairs):
                 tokens_each += row.inputs.numel()
-            again = self._in_eight_bits(row) and not in_pairs(points)
-            some = [points] if tape is not None else passes(points, tokens_each, limit, again)
-            parts = [self.forward.totals(row, part, tape=tape) for part in some]
-            totals = _joined([part[1:] if again and i else part for i, part in enumerate(parts)])
+            if self.forward.rounds(row) and not in_pairs(points):
+                totals = self._beside(row, points, tokens_each, limit)
+            else:
+                some = [points] if tape is not None else passes(points, tokens_each, limit)
+                totals = _joined([self.forward.totals(row, part, tape=tape) for part in some])
             sums.append(score.losses(totals, row, labels, self._loss))
             if self._by_token:
                 tokens.append(row.lengths.sum())
         return _sum(sums) / (_sum(tokens) if self._by_token else self.examples)
 
-    def _in_eight_bits(self, row: Row | Padded | Pairs) -> bool:
-        """Whether passes over a row have 8-bit products, which are not captured."""
-        eight = self.forward.eight
-        return eight is not None and isinstance(row, Row) and eight.pays(len(row.tokens))
+    def _beside(self, row: Row | Padded | Pairs, points: Sequence[Point], tokens: int, limit: int | None) -> Tensor:
+        """(points, options) with the weights as they are in front of every pass.
+
+        8-bit products round the first point of a pass, and every other point as its difference from the first.
+        One-sided points are compared with the weights as they are, so these must be the first point of every pass,
+        whichever of the step's points run in it, here or on another rank.
+        """
+        origin = Point(points[0].direction, 0.0)
+        moved = [point for point in points if point.scale]
+        some = passes(moved, tokens, limit, beside=1)
+        parts = [self.forward.totals(row, (origin, *part)) for part in some]
+        totals, places = torch.cat([parts[0], *(part[1:] for part in parts[1:])]), itertools.count(1)
+        return totals[[next(places) if point.scale else 0 for point in points]]
 
     def _check_alike(self) -> None:
         """Refuse rows that only some of the processes would measure one point after another."""
@@ -197,9 +208,7 @@ class BatchObjective(Objective):
         return [(row.to(device), _sent(labels, device)) for row, labels in self.rows]
 
 
-def passes(
-    points: Sequence[Point], tokens: int, limit: int | None = None, again: bool = False
-) -> list[Sequence[Point]]:
+def passes(points: Sequence[Point], tokens: int, limit: int | None = None, beside: int = 0) -> list[Sequence[Point]]:
     """The points of each pass, as many as memory allows; both sides of a direction stay together.
 
     Every pass runs the modules before the block again.
@@ -208,12 +217,9 @@ def passes(
         points: all points of a step.
         tokens: the number of tokens of the row that will run.
         limit: the most tokens of a pass, all points together, if the memory for rows is limited.
-        again: whether every pass begins with the first point, so that all passes round differences from the same point.
+        beside: the number of other points in every pass.
     """
-    most = at_once(tokens, limit)
-    if again and len(points) > most:
-        first, rest = points[:1], points[1:]
-        return [[*first, *rest[a : a + most - 1]] for a in range(0, len(rest), most - 1)]
+    most = at_once(tokens, limit) - beside
     return [points[a : a + most] for a in range(0, len(points), most)] or [points]
 
 

@@ -87,7 +87,7 @@ class Config:
     eps: float | None = _option(None, "Distance at which losses are measured. [1e-3; without --lr 0.04 of the weights]")
     seed: int = _option(0, "Seed of the noise and of the block schedule.", 0)
     weight_decay: float = _option(0.0, "Decoupled weight decay, on the matrices of the active block.", 0.0)
-    freeze: str | None = _option(None, "Parameters that must not change: names with commas between, * is anything.")
+    freeze: str | None = _option(None, "Parameters that must not change: names with commas between, * matches all.")
     lora: str | None = _option(
         None, "Train a LoRA adapter, as in r=8,targets=q,v (alpha=16 unless given); MeZO takes lr 1e-4 and eps 1e-2."
     )
@@ -124,7 +124,7 @@ class Config:
 
     engine: Literal["forked", "sequential"] = _option("forked", "Measure both losses in one forked pass, or in two.")
     graphs: Literal["auto", "on", "off"] = _option("auto", "Use CUDA graphs.")
-    gemm: Literal["fp8"] | None = _option(None, "fp8: 8-bit products after the active block; faster on long texts.")
+    gemm: Literal["fp8"] | None = _option(None, "fp8: 8-bit products after the active block, for long texts.")
     parallel: Literal["data", "probes", "data,probes"] | None = _option(
         None, "What the ranks of torchrun share: the examples of a batch, the probes of a step, or both. [data]"
     )

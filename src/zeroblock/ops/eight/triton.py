@@ -27,6 +27,8 @@ def _rounded(x_ptr, out_ptr, scale_ptr, n, tokens, LARGEST: tl.constexpr, TINY: 
         first = (row % tokens).to(tl.int64) * n + column
         x -= tl.load(x_ptr + first, mask=inside, other=0.0).to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(x), 0), TINY)
+    if tl.max((x != x).to(tl.int32), 0) > 0:  # maxima pass over NaN
+        largest = float("nan")
     tl.store(scale_ptr + row, largest * (1 / LARGEST))
     factor = tl.div_rn(tl.full((1,), LARGEST, tl.float32), tl.full((1,), 0.0, tl.float32) + largest)
     tl.store(out_ptr + at, (x * factor).to(out_ptr.dtype.element_ty), mask=inside)
