@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import time
@@ -97,13 +98,16 @@ class Clock:
 
 
 def read(path: Path) -> list[tuple[int, float]]:
-    """Read the rows of a clock up to the first that is out of order; a missing or damaged file has none."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = [(int(row["step"]), float(row["seconds"])) for row in csv.DictReader(file) if row["seconds"]]
-    except FileNotFoundError:
-        return []
-    except (ValueError, KeyError, csv.Error):
-        return []
-    later = itertools.pairwise([(0, 0.0), *rows])
-    return [now for before, now in itertools.takewhile(lambda pair: pair[0] <= pair[1], later)]
+    """Read the rows of a clock up to the first that is damaged or out of order; a missing file has none."""
+    rows: list[tuple[int, float]] = []
+    damage = (ValueError, KeyError, TypeError, csv.Error)
+    with (
+        contextlib.suppress(FileNotFoundError, *damage),
+        path.open(encoding="utf-8", errors="replace", newline="") as file,
+    ):
+        for row in csv.DictReader(file):
+            rows.append((int(row["step"]), float(row["seconds"])))
+    ordered = itertools.takewhile(
+        lambda pair: pair[0][0] <= pair[1][0] and pair[0][1] <= pair[1][1], itertools.pairwise([(0, 0.0), *rows])
+    )
+    return [row for _, row in ordered]
