@@ -24,7 +24,7 @@ EXAMPLES = (4, 16, 64)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", type=positive, default=32)
-    parser.add_argument("--size", type=positive, default=64, help="of a head")
+    parser.add_argument("--size", type=positive, default=64, help="size of a head")
     parser.add_argument("--csv", help="append the rows to this file")
     args = parser.parse_args()
     if not torch.cuda.is_available():

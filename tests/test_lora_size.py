@@ -184,7 +184,7 @@ def test_where_the_matrix_cannot_be_read_there_is_the_floor_and_a_warning(how: s
         model, name = peft.get_peft_model(Toy(), peft.AdaLoraConfig(target_modules=["q"], total_step=10)), ""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(composition, "ADAPTED", 0)  # the toy's adapter is large beside the toy
-        with pytest.warns(zb.ZeroBlockWarning, match="starts at zero, and nothing tells how large it should be"):
+        with pytest.warns(zb.ZeroBlockWarning, match="starts at zero and its intended size is unknown"):
             weights = zb.mezo_bcd(model).weights
         assert not weights.sizes
         assert not name or weights.initial[name] == (0.25 / 2, None)

@@ -335,7 +335,7 @@ def test_a_replay_of_another_run_is_refused() -> None:
         records.append(optimizer.record)
     with pytest.raises(ZeroBlockError, match="another method, seed or order"):
         zb.replay(zb.mezo_bcd(Tiny(), 1e-3, seed=8), records)
-    with pytest.raises(ZeroBlockError, match="start at step 2, the optimizer stands at 0"):
+    with pytest.raises(ZeroBlockError, match="start at step 2, the optimizer is at step 0"):
         zb.replay(zb.mezo_bcd(Tiny(), 1e-3), records[2:])
     with pytest.raises(ZeroBlockError, match="no record of step 1"):
         zb.replay(
@@ -502,7 +502,7 @@ def test_a_state_is_not_of_the_middle_of_a_step() -> None:
     optimizer = zb.mezo_bcd(model, 1e-2, interval=2)
     optimizer.listener = lambda record: optimizer.state_dict()
     optimizer.step(next_token(model))
-    with pytest.raises(ZeroBlockError, match="outside of the listener"):
+    with pytest.raises(ZeroBlockError, match="outside the listener"):
         optimizer.step(next_token(model))
     assert optimizer.state_dict()["steps"] == 2
 

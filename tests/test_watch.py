@@ -206,8 +206,8 @@ CHANGES = [
     (with_more_words, "no longer holds 'embed.weight': .*resize_token_embeddings"),
     (tied, "no longer holds 'head.weight': .*change of tying"),
     (assigned, r"no longer holds 'embed.weight' .*load_state_dict\(assign=True\)"),
-    (emptied, r"'embed.weight' \(and 15 more\) went to the meta device .*keep the weights loaded"),
-    (offloaded, r"'embed.weight' \(and 15 more\) went to the meta device .*offloaded by Accelerate"),
+    (emptied, r"'embed.weight' \(and 15 more\) was moved to the meta device .*keep the weights loaded"),
+    (offloaded, r"'embed.weight' \(and 15 more\) was moved to the meta device .*offloaded by Accelerate"),
     (halved, r"was torch.float32 of .* and is torch.bfloat16 of .* first change the model, then build the optimizer"),
     (reshaped, r"was torch.float32 of \(7, 6\) .* is torch.float32 of \(14, 6\)"),
 ]

@@ -259,22 +259,30 @@ def _row(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--name", default="qwen2.5-1.5b", help="of the model, in the rows")
+    parser.add_argument("--name", default="qwen2.5-1.5b", help="name of the model in the rows")
     parser.add_argument("--data")
     parser.add_argument("--task", action="append", required=True)
-    parser.add_argument("--lr", type=float, nargs="+", default=[1e-7, 3e-7, 1e-6], help="of mezo, of which dev chooses")
+    parser.add_argument(
+        "--lr", type=float, nargs="+", default=[1e-7, 3e-7, 1e-6], help="learning rates of mezo, from which dev chooses"
+    )
     parser.add_argument(
         "--share",
         type=float,
         default=0.1,
-        help="of the steps, for which a learning rate is tried; with 1 a rate that diverges late is not chosen",
+        help="share of the steps for which each learning rate is tried; with 1 a rate that diverges late is not chosen",
     )
-    parser.add_argument("--minutes", type=float, default=10.0, help="of the published procedure")
-    parser.add_argument("--step-ms", type=float, help="of the published procedure, where it was timed before")
-    parser.add_argument("--method", nargs="+", default=["mezo_bcd", "fzoo_bcd"], help="without a learning rate")
+    parser.add_argument("--minutes", type=float, default=10.0, help="minutes of the published procedure")
+    parser.add_argument(
+        "--step-ms", type=float, help="milliseconds per step of the published procedure, if timed before"
+    )
+    parser.add_argument(
+        "--method", nargs="+", default=["mezo_bcd", "fzoo_bcd"], help="methods to run without a learning rate"
+    )
     parser.add_argument("--seconds", type=float, nargs="+", default=[10.0, 30.0], help="lengths of their runs")
-    parser.add_argument("--dev", type=int, default=500, help="most rows of dev")
-    parser.add_argument("--evals", type=int, default=20, help="of the reference; the others get twice as many")
+    parser.add_argument("--dev", type=int, default=500, help="maximum number of dev rows")
+    parser.add_argument(
+        "--evals", type=int, default=20, help="evaluations of the reference; the others get twice as many"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", choices=("reference", "methods"), help="one of the two; both by default")
     parser.add_argument("--csv")

@@ -135,7 +135,7 @@ def draw(path: Path, found: dict[str, Cells]) -> None:
 
 def main() -> None:
     races, out = Path(sys.argv[1]), Path(sys.argv[-1])
-    lines, rows, found = ["# Without a learning rate, beside a hand-set one", ""], [], {}
+    lines, rows, found = ["# Without a learning rate, compared with a hand-set one", ""], [], {}
     for folder in sorted(one for one in races.iterdir() if one.name in MODELS and list(one.glob("*/runners.csv"))):
         found[folder.name], mine = read(folder)
         lines += markdown(folder, found[folder.name], mine)

@@ -53,7 +53,7 @@ class Fixed(Generic[T]):
         if self.name in vars(instance):
             raise ZeroBlockError(
                 f"{self.name} is fixed when the optimizer is built, because its state and its journal depend on it: "
-                "build another optimizer, which goes on from the weights as they are"
+                "build another optimizer, which continues from the current weights"
             )
         vars(instance)[self.name] = value
 
@@ -63,8 +63,8 @@ def check_model(model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ZeroBlockError(
             f"ZeroOrder takes the model itself and not its parameters, got {type(model).__name__}: write "
-            "zb.ZeroOrder(model, lr=...) and step(closure); Hugging Face's Trainer can do neither, take "
-            "zb.integrations.ZeroOrderTrainer in its place"
+            "zb.ZeroOrder(model, lr=...) and step(closure); Hugging Face's Trainer can do neither, so use "
+            "zb.integrations.ZeroOrderTrainer instead"
         )
     return unwrapped(model)
 
@@ -113,7 +113,7 @@ def check(subspace: Subspace, restore: str, interval: int, fold: int, weight_dec
     if restore == "subtract":
         raise ZeroBlockError("restore='subtract' moves the weights, which are not θ between folds: leave fold out")
     if weight_decay:
-        raise ZeroBlockError("weight_decay writes every weight at every step: leave fold out, or weight_decay")
+        raise ZeroBlockError("weight_decay writes every weight at every step: leave out fold or weight_decay")
 
 
 def check_anchor(estimator: Estimator, restore: str, fold: int) -> None:
@@ -161,8 +161,8 @@ def say_still(weights: Weights, allowed: Budget) -> None:
     zero = next((name for name, p in unknown.items() if not weights.shelf.value(p).any()), None)
     if zero is not None:
         warnings.warn(
-            f"without a learning rate a run moves every tensor by some {allowed.displacement:.0%} of its size, and "
-            f"{zero!r} starts at zero, and nothing tells how large it should be, so that the adapter learns little: "
+            f"without a learning rate a run moves every tensor by some {allowed.displacement:.0%} of its size, but "
+            f"{zero!r} starts at zero and its intended size is unknown, so the adapter learns little: "
             "give a learning rate and an eps, such as 1e-2 and 1e-2 on a small model, or 1e-4 and 1e-2 on one of "
             "billions of weights",
             ZeroBlockWarning,
@@ -232,14 +232,14 @@ def check_state(optimizer: Any, state_dict: dict[str, Any]) -> None:
             raise ZeroBlockError(f"the state's block {saved[0]!r} is not this optimizer's: it has other parameters")
     if state_dict.get("shards", {}) != optimizer.weights.layout():
         raise ZeroBlockError(
-            "the state is that of other shards: every process loads the state that it saved, with as many "
-            "processes and the same placements; with others, continue from the journal, which has no shards"
+            "the state was saved with other shards: every process loads the state that it saved, with the same number "
+            "of processes and the same placements; with others, continue from the journal, which has no shards"
         )
     if set(state_dict["thresholds"]) != set(optimizer.params):
         raise ZeroBlockError("the state's parameters are not this model's trainable parameters")
     unknown_names = set(state_dict["state"]) - set(optimizer.params)
     if unknown_names:
-        raise ZeroBlockError(f"the state has parameters this model lacks, one being {min(unknown_names)!r}")
+        raise ZeroBlockError(f"the state has parameters that this model lacks, for example {min(unknown_names)!r}")
 
 
 def partition_name(partition: object) -> str:

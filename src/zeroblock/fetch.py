@@ -62,7 +62,7 @@ def fetch_smollm2(tell: Callable[[str], None], *, offline: bool = False) -> None
     if not wanted:
         return
     if offline:
-        raise ZeroBlockError(f"{', '.join(wanted)} is missing and --offline forbids to fetch it: {COMMAND}")
+        raise ZeroBlockError(f"{', '.join(wanted)} is missing and --offline forbids fetching it: {COMMAND}")
     installer = _installer()
     folder = cache_folder()
     tell(f"fetching {', '.join(wanted)} into {folder}: the weights of SmolLM2-135M (92 MB) and what reads them, once")

@@ -36,8 +36,9 @@ def find(place: str | Path) -> Path:
                 f"from_pretrained({str(place)!r})"
             ) from error
         raise ZeroBlockError(
-            f"there is no file or folder {str(place)!r} here, and it could not be had from the hub ({_reason(error)}): "
-            "check the name and the network; a private repository needs a token (hf auth login, or HF_TOKEN)"
+            f"there is no file or folder {str(place)!r} here, and it could not be downloaded from the hub "
+            f"({_reason(error)}): check the name and the network; a private repository needs a token "
+            "(hf auth login, or HF_TOKEN)"
         ) from error
 
 
@@ -60,7 +61,7 @@ def check_access(repo: str, endpoint: str | None = None) -> str:
     from huggingface_hub import get_token
 
     if not is_id(repo):
-        raise ZeroBlockError(f"{shown(repo)!r} is no repository: give user/name, with your name on the hub")
+        raise ZeroBlockError(f"{shown(repo)!r} is not a repository: give user/name, with your name on the hub")
     if get_token() is None:
         raise ZeroBlockError(
             "no token for the hub: make one with write access at https://huggingface.co/settings/tokens, then run "

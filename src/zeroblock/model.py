@@ -276,7 +276,7 @@ def _check(name: str, report: dict[str, Any]) -> None:
         )
     if unexpected := report["unexpected_keys"]:
         warnings.warn(
-            f"{name}: the model has no use for {_listed(unexpected)} of the checkpoint, which is ignored",
+            f"{name}: ignored {_listed(unexpected)} in the checkpoint, which the model does not use",
             ZeroBlockWarning,
             stacklevel=3,
         )

@@ -234,7 +234,7 @@ def accepts_key(at: int, *, offset_follows: bool = False) -> Callable[[Callable[
             parts = "".join(f", {part}={value!r}" for part, value in old.items())
             warnings.warn(
                 f"{name}: a Key with separate offset, distribution and mask is deprecated; "
-                f"pass Draw({key!r}{parts}) in its place",
+                f"pass Draw({key!r}{parts}) instead",
                 ZeroBlockWarning,
                 stacklevel=2,
             )

@@ -103,7 +103,7 @@ class ZeroOrder(torch.optim.Optimizer):
     parts = property(parts_of, doc="The composition in words: every value that the weights depend on.")
     turns = property(
         lambda self: Turns(self.schedule, len(self.blocks), self.interval, self.seed, self.clip),
-        doc="Which block comes next.",
+        doc="The order of the blocks, as a function of the step.",
     )
     profile_hook_step = staticmethod(marked_if_profiled)  # torch wraps ``step`` in it
 
@@ -207,7 +207,7 @@ class ZeroOrder(torch.optim.Optimizer):
         if now != self.weight_decay:
             raise ZeroBlockError(
                 f"weight_decay was {self.weight_decay} and is {now} now, which records would not show: "
-                "build another optimizer, whose steps begin a journal of their own"
+                "build another optimizer, and start a new journal"
             )
         taken = self.estimator.recall(self.steps)
         lr = float(self.param_groups[0]["lr"]) * self.turn.weight if taken is None else taken.lr
@@ -326,16 +326,16 @@ class ZeroOrder(torch.optim.Optimizer):
     def _refuse_settled(self) -> None:
         if self._settled:
             raise ZeroBlockError(
-                f"the weights were settled at step {self.steps}, between two folds (or an error came within one), "
-                "which no journal tells: take steps and states before settle(), or settle after a multiple of "
-                f"fold={self.fold} steps; to go on, load an earlier state and its weights"
+                f"the weights were settled at step {self.steps}, between two folds (or an error interrupted a fold), "
+                "which no journal records: take steps and states before settle(), or settle after a multiple of "
+                f"fold={self.fold} steps; to continue, load an earlier state and its weights"
             )
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """Everything besides the weights that is needed to continue, as plain values and tensors."""
         self._refuse_settled()
         if self.turns.due(self.turn):
-            raise ZeroBlockError("a state is of the time between two steps: take it outside of the listener")
+            raise ZeroBlockError("state_dict() is only valid between two steps: call it outside the listener")
         self.flush()
         held = {m.name: self.weights.held[m.name].clone() for m in self.members if m.basis.behind}
         return {

@@ -55,8 +55,8 @@ class Patience:
         if not self.warned:
             self.warned = True
             warnings.warn(
-                f"the loss of step {step} is not finite; the step is skipped and counted in optimizer.skipped. If it "
-                f"goes on: {ADVICE}",
+                f"the loss of step {step} is not finite; the step is skipped and counted in optimizer.skipped. If this "
+                f"continues: {ADVICE}",
                 ZeroBlockWarning,
                 stacklevel=4,
             )

@@ -38,8 +38,9 @@ def replay(optimizer: ZeroOrder, records: Iterable[Record], progress: Progress |
     retake(optimizer, records, progress)
     if broken := not_finite(optimizer) - before:
         raise ZeroBlockError(
-            f"the steps up to {optimizer.steps} make weights of {min(broken)!r} infinite or NaN, which no run would "
-            "have gone on from: the records were made up, or their base is another; zeroblock replay names the step"
+            f"the steps up to {optimizer.steps} make weights of {min(broken)!r} infinite or NaN, from which no run "
+            "would have continued: the records were made up, or their base is a different one; zeroblock replay names "
+            "the step"
         )
 
 
@@ -63,7 +64,7 @@ def retake(optimizer: ZeroOrder, records: Iterable[Record], progress: Progress |
             raise ZeroBlockError(
                 f"there is no record of step {step}"
                 if step > optimizer.steps
-                else f"the records start at step {record.step}, the optimizer stands at {step}"
+                else f"the records start at step {record.step}, the optimizer is at step {step}"
             )
     ready = fused.serves(optimizer)
     done = 0

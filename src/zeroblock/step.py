@@ -229,8 +229,8 @@ def objective_of(closure: Closure | Sequence[Closure] | None, alone: bool = True
     if closure is None:
         raise ZeroBlockError(
             "step() needs a closure, and gradients (of backward() or accelerator.backward()) are not used: write "
-            "optimizer.step(lambda: model(**batch).loss) without a backward pass; Hugging Face's Trainer cannot, take "
-            "zb.integrations.ZeroOrderTrainer in its place"
+            "optimizer.step(lambda: model(**batch).loss) without a backward pass; Hugging Face's Trainer cannot, so "
+            "use zb.integrations.ZeroOrderTrainer instead"
         )
     raise ZeroBlockError(
         "step() needs a closure, a function of no arguments that returns the loss, or a list of them; got "

@@ -184,13 +184,13 @@ class Watch:
             )
         if any(now[name].is_meta for name in gone if name in now):
             raise ZeroBlockError(
-                f"{_some(gone)} went to the meta device after the optimizer was built (offloaded by Accelerate, or "
-                "moved by model.to('meta')): keep the weights loaded while the model trains"
+                f"{_some(gone)} was moved to the meta device after the optimizer was built (offloaded by Accelerate, "
+                "or moved by model.to('meta')): keep the weights loaded while the model trains"
             )
         if gone:
             raise ZeroBlockError(
                 f"the model no longer holds {_some(gone)}: a new head, resize_token_embeddings, a change of tying or "
-                f"load_state_dict(assign=True) put other tensors in the place, which no step would move; {AFTER}"
+                f"load_state_dict(assign=True) replaced it by a tensor that no step would move; {AFTER}"
             )
         if frozen:
             raise ZeroBlockError(

@@ -208,7 +208,7 @@ def test_rows_survive_the_csv(tmp_path: Path, rows: list[BenchRow]) -> None:
     assert rows_of.latest([*rows, bare, elsewhere]) == [*rows[1:], bare, elsewhere]
     for odd in ({"engine": "fork"}, {"mean_ms": math.nan}):
         rows_of.append(tmp_path / "odd.csv", [dataclasses.replace(bare, **odd)], BenchRow)
-        with pytest.raises(ZeroBlockError, match="row 1 is not one of bench step's"):
+        with pytest.raises(ZeroBlockError, match="row 1 is not a row of bench step"):
             rows_of.read(tmp_path / "odd.csv", BenchRow)
         (tmp_path / "odd.csv").unlink()
 

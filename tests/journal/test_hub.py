@@ -139,7 +139,7 @@ def test_an_exported_file_without_its_run(ann: Hub, tmp_path: Path) -> None:
 
 def test_refusals_name_the_fix(run: Path, ann: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for words, message in (
-        ([run, "name"], "'name' is no repository: give user/name"),
+        ([run, "name"], "'name' is not a repository: give user/name"),
         ([run, "bob/x", "--what", "journal"], "refuses to let this token write to bob/x .*status 403"),
         ([run, "ann/x", "--what", "weights"], "unknown --what 'weights'"),
         ([tmp_path, "ann/x"], "cannot read the journal"),
@@ -149,7 +149,7 @@ def test_refusals_name_the_fix(run: Path, ann: Hub, tmp_path: Path, monkeypatch:
             call("push", *words)
     with pytest.raises(ZeroBlockError, match=r"holds no journal\.zbj: .*from_pretrained\('ann/tuned'\)"):
         zb.load("ann/tuned")
-    with pytest.raises(ZeroBlockError, match="no file or folder 'ann/typo' here, and it could not be had"):
+    with pytest.raises(ZeroBlockError, match="no file or folder 'ann/typo' here, and it could not be downloaded"):
         zb.load(Tiny(), "ann/typo")
     with pytest.raises(ZeroBlockError, match="lacks the journal"):
         zb.load(Tiny())  # type: ignore[call-overload]

@@ -230,7 +230,7 @@ def test_an_existing_file_is_never_overwritten(path: Path) -> None:
 def test_a_journal_starts_with_the_run(path: Path) -> None:
     optimizer = zb.mezo(Tiny(), 1e-2)
     optimizer.step(lambda: 1.0)
-    with pytest.raises(ZeroBlockError, match="starts at step 0 and this optimizer stands at step 1"):
+    with pytest.raises(ZeroBlockError, match="starts at step 0 and this optimizer is at step 1"):
         Header.of(optimizer)
 
 

@@ -82,7 +82,7 @@ def test_schedules_nest_a_little_and_not_without_end() -> None:
     assert spec.build("schedule", data) == zb.Adaptive(first=zb.Adaptive())
     for _ in range(10):
         data = {**data, "first": data}
-    with pytest.raises(ZeroBlockError, match="nested too deep"):
+    with pytest.raises(ZeroBlockError, match="nested too deeply"):
         spec.build("schedule", data)
 
 

@@ -52,7 +52,7 @@ def test_a_run_on_a_file(llama: Path, data: Path, tmp_path: Path, models: list[A
     with pytest.raises(ZeroBlockError, match="use --offload disk"):
         resume(tmp_path / "offloaded", offload="host")  # decided anew, as when a run begins
     resume(tmp_path / "offloaded", notes)  # from the base and the journal: the file of the first sitting is gone
-    assert any("file of the run's own" in line for line in notes.lines)
+    assert any("private file of the run" in line for line in notes.lines)
     assert isinstance(shelf_of(models[-1]), Mapped)
     assert same(snapshot(models[0]), snapshot(models[-1]))
     assert kept(tmp_path / "resident") == kept(tmp_path / "offloaded")
@@ -99,7 +99,7 @@ def test_settings(llama: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(ZeroBlockError, match="use --offload disk"):
         resolve(settings(llama, data, offload="host"))
     assert resolve(settings(llama, data, memory="1GB")).offload is None  # all of it fits
-    with pytest.raises(ZeroBlockError, match=r"are too few.*give --memory"):
+    with pytest.raises(ZeroBlockError, match=r"is too little.*give --memory"):
         resolve(settings(llama, data, memory="30KB"))
 
 
@@ -124,7 +124,7 @@ def test_memory_is_divided(llama: Path) -> None:
     least = next(size for size in range(1000, 10**7, 1000) if fits(model, size))
     for tokens in (4100, 513):  # not multiples of the steps in which rows get shorter
         assert all(divide(model, one.memory, tokens=tokens).tokens >= 256 for one in found)
-        with pytest.raises(ZeroBlockError, match="are too few"):
+        with pytest.raises(ZeroBlockError, match="is too little"):
             divide(model, least - 1000, tokens=tokens)  # room for a shorter row than any is meant to be
     assert all(one.pass_tokens is not None and one.pass_tokens >= 2 * one.tokens for one in found)
     assert least_division(model, 256).pass_tokens is None  # nobody gave a memory

@@ -144,7 +144,7 @@ def test_integers_are_taken_as_they_are_and_move(kind: str, tmp_path: Path) -> N
         ("gptq-8", {"pack_dtype": "int16"}, "int8", "packed into words of int16"),
         ("awq", {"version": "gemv"}, "int4", "in the layout gemv"),
         ("awq", {"version": None, "format": "gemv_fast"}, "int4", "in the layout gemv_fast"),
-        ("bitsandbytes", {"load_in_8bit": False, "load_in_4bit": True}, "int4", "no integers"),
+        ("bitsandbytes", {"load_in_8bit": False, "load_in_4bit": True}, "int4", "not integers"),
         ("bitsandbytes", {"quant_method": "torchao"}, "int8", "quantised by torchao.*leave out --weights"),
     ],
 )
@@ -175,7 +175,7 @@ def test_files_that_are_broken_or_do_not_fit_are_refused_in_a_line(tmp_path: Pat
         ({f"{path}.scales": torch.full_like(whole[f"{path}.scales"], torch.inf)}, "not finite in float32"),
     ):
         save_file(whole | changed, file)
-        with pytest.raises(zb.ZeroBlockError, match=f"{path} cannot be taken: .*{message}"):
+        with pytest.raises(zb.ZeroBlockError, match=f"{path} cannot be read: .*{message}"):
             models.load(str(tmp_path), "fp32", "cpu", weights="int4")
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(zb.ZeroBlockError, match="no model"):

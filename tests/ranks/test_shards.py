@@ -66,7 +66,7 @@ def test_given_coefficients_move_every_kind_of_shard(pool: Pool, way: str) -> No
     [
         ("probes", "share the probes across the shards"),
         ("flat", "fully_shard"),
-        ("state", "of other shards"),
+        ("state", "saved with other shards"),
         ("basis", "take the subspace"),
         ("rule", "the rule Cone needs whole tensors"),
         ("anchor", "take another method"),

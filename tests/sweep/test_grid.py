@@ -192,7 +192,7 @@ def test_a_run_is_known_when_the_sweep_grows_or_its_data_move():
         (PLAIN.replace("[1e-5, 1e-4]", "[1e-5, 1e-5]"), "has a value twice"),
         (PLAIN.replace("1e-4]", "'high']"), "task sst2: lr is 'high', expected float"),
         (CASES.replace("lr = 1e-5", ""), "case 'FT', task sst2: ft needs a learning rate"),
-        (CASES.replace('"FT"', '"LOZO"'), "two cases of one name, 'LOZO'"),
+        (CASES.replace('"FT"', '"LOZO"'), "two cases are named 'LOZO'"),
         (PLAIN.replace("[1e-5, 1e-4]", "[2024-01-01]"), "holds a value that is neither text nor number"),
         (PLAIN.replace("sst2", "sst3"), "unknown task 'sst3'; did you mean 'sst2'?"),
         ("[grid]\ntask = [['sst2']]", "is not a task's name"),

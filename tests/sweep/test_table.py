@@ -164,7 +164,7 @@ def test_tables_against_numbers_worked_out_by_hand(tmp_path):
     missing = lines[lines.index("## Missing") :]
     assert f"- {failing.name}: it diverged" in missing
     assert sum(line.startswith("- ") for line in missing) == 7
-    assert "7 runs, 10.5 min of running in all." in lines
+    assert "7 runs, 10.5 min in total." in lines
 
 
 def test_csv_has_a_line_for_every_run_and_for_every_cell(tmp_path):

@@ -56,7 +56,7 @@ def test_a_pushed_adapter_names_its_base_without_folders(
     if source == "replayed":
         call("replay", folder, "--out", given)
     said = call("push", given, "ann/tuned", "--dry-run", tmp_path / "sent")
-    assert f"names the base {llama.name!r}, which is no repository" in said
+    assert f"names the base {llama.name!r}, which is not a repository" in said
     texts = [file.read_text() for file in (tmp_path / "sent").iterdir() if file.suffix in (".json", ".md")]
     assert str(llama.parent) not in "".join(texts)
     assert json.loads((tmp_path / "sent" / "adapter_config.json").read_text())["base_model_name_or_path"] == llama.name

@@ -90,7 +90,7 @@ def test_round_trip_of_every_setting(tmp_path: Path) -> None:
         ({"fold": 50}, "fold is for low-rank steps"),
         ({"fold": 2, "method": "ft"}, "ft takes no fold"),
         ({"fold": 20, "method": "lozo"}, "give fold 10, or interval 60"),
-        ({"fold": 50, "method": "lozo", "weight_decay": 0.1}, "leave fold out, or weight_decay"),
+        ({"fold": 50, "method": "lozo", "weight_decay": 0.1}, "leave out fold or weight_decay"),
         ({"fold": 50, "method": "lozo", "eval_every": 75}, "--eval-every a multiple of it, or --fold a divisor"),
     ],
     ids=str,

@@ -102,7 +102,7 @@ def test_a_sharded_run_goes_on_with_whole_weights(base: dict[str, Any], tmp_path
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"shares": 3}, "2 do not divide 3: start a number of ranks that does, or take --shard none"),
+        ({"shares": 3}, "3 is not divisible by 2: start a number of ranks that divides 3, or use --shard none"),
         ({"parallel": "probes", "probes": 2}, "give --parallel data"),
         ({"max_tokens": 100}, "leave out --max-tokens"),
         ({"graphs": "on"}, "leave out --graphs on"),

@@ -206,13 +206,13 @@ def test_changed_data_are_refused(llama: Path, data: Path, tmp_path: Path) -> No
     file = tmp_path / "data" / "sst2" / "train.jsonl"
     before = file.read_text()
     file.write_text(before.replace('"label": 0', '"label": 1', 3))
-    with pytest.raises(ZeroBlockError, match="the training data are not those that the run"):
+    with pytest.raises(ZeroBlockError, match="the training data differ from those that the run"):
         resume(tmp_path / "run")
     file.write_text(before)
     other = tmp_path / "data" / "sst2" / "validation.jsonl"
     there = other.read_text()
     other.write_text(there.replace('"label": 0', '"label": 1', 3))
-    with pytest.raises(ZeroBlockError, match=r"the rows that the run in .* is evaluated on are not those"):
+    with pytest.raises(ZeroBlockError, match=r"the rows that the run in .* is evaluated on differ from those"):
         resume(tmp_path / "run")
     other.write_text(there)
     assert resume(tmp_path / "run").steps == 10

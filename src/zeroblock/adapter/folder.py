@@ -99,7 +99,7 @@ def _fill_(adapted: Any, folder: Path) -> None:
         tensors = load_file(file)
         expected = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
         if odd := sorted(expected ^ set(tensors)):
-            raise ValueError(f"it {'lacks' if odd[0] in expected else 'alone has'} {odd[0]}")
+            raise ValueError(f"it {'lacks' if odd[0] in expected else 'has the unexpected tensor'} {odd[0]}")
         peft.set_peft_model_state_dict(adapted, tensors)
     except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]

@@ -179,10 +179,10 @@ def read(path: Path, over: Over) -> Pool:
             one = Encoded(tuple(map(int, row["context"])), tuple(tuple(map(int, o)) for o in row["options"]))
             label = int(row["label"])
         except (ValueError, TypeError, KeyError) as error:
-            raise ZeroBlockError(f"{path}:{number}: wants context, options and label as token ids ({error})") from error
+            raise ZeroBlockError(f"{path}:{number}: needs context, options and label as token ids ({error})") from error
         if not one.context or not all(one.options) or not 0 <= label < len(one.options):
             raise ZeroBlockError(
-                f"{path}:{number}: wants a context, options that are not empty, and the index of one as label"
+                f"{path}:{number}: needs a context, options that are not empty, and the index of one as label"
             )
         encoded.append(one)
         labels.append(label)

@@ -212,7 +212,7 @@ def show(title: str, needs: Sequence[Need], forward: Forward | None, peaks: Sequ
         console.print(_measured(title, peaks))
     if forward is not None:
         console.print(
-            f"A forward of {forward.rows} rows of {forward.length} tokens holds, beside the table: logits at every "
+            f"A forward pass of {forward.rows} rows of {forward.length} tokens also holds: logits at every "
             f"position {gigabytes(forward.logits)} GB per copy, keys and values {gigabytes(forward.cache)} GB."
         )
 

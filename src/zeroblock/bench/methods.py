@@ -94,7 +94,7 @@ def measure(
             try:
                 found |= _sample(model, name, batch, seconds, Gauge(first.device, idle_bytes))
             except (torch.OutOfMemoryError, MemoryError):
-                error = "it does not fit into the memory"
+                error = "it does not fit in memory"
             except (ZeroBlockError, RuntimeError) as caught:
                 error = " ".join(str(caught).split())[:200]
             gc.collect()

@@ -138,7 +138,7 @@ def read(path: Path, kind: type[Kind]) -> list[Kind]:
                     raise ValueError(one.odd)
             except (KeyError, TypeError, ValueError) as error:
                 number = len(measurements) + 1
-                raise ZeroBlockError(f"{path}: row {number} is not one of bench {kind.command}'s ({error})") from error
+                raise ZeroBlockError(f"{path}: row {number} is not a row of bench {kind.command} ({error})") from error
             measurements.append(one)
     return measurements
 

@@ -17,7 +17,7 @@ def apply(
     force: Force = False,
     trust_remote_code: Remote = False,
 ) -> None:
-    """Bring an exported fine-tune onto its base model, bit for bit.
+    """Apply an exported fine-tune to its base model, bit for bit.
 
     For example: `zeroblock apply tuned.zbj --model BASE --out tuned`
     """

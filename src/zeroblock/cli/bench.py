@@ -57,7 +57,8 @@ def step(
     dtype: Dtype = "auto",
     steps: Annotated[int, typer.Option(min=1, help="Minimum number; rounded up to whole cycles of layers.")] = 20,
     warmup: Annotated[
-        int | None, typer.Option(min=0, help="Untimed steps before; by default a cycle, on a GPU as many as are timed.")
+        int | None,
+        typer.Option(min=0, help="Untimed warm-up steps; by default one cycle, or on a GPU the number of timed steps."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Take exactly --steps after a short warm-up: for a first look.")
@@ -110,7 +111,7 @@ def run(
     gemm: Annotated[
         str | None, typer.Option(help="fp8: 8-bit products after the active block; needs --dtype bf16.", metavar="fp8")
     ] = None,
-    reference: Annotated[bool, typer.Option(help="Time MeZO's own procedure beside it.")] = True,
+    reference: Annotated[bool, typer.Option(help="Also time MeZO's own procedure.")] = True,
     json: Json = False,
     csv: Csv = None,
     seed: Annotated[
@@ -141,7 +142,7 @@ def run(
 def cost(
     task: Task,
     model: Model,
-    method: Annotated[str, typer.Option(help="A method of blocks.")] = "mezo_bcd",
+    method: Annotated[str, typer.Option(help="A block-coordinate method.")] = "mezo_bcd",
     batch_size: BatchSize = 16,
     rounds: Annotated[int, typer.Option(min=1, help="Steps per block; their median counts.")] = 5,
     device: Device = "auto",
@@ -154,7 +155,7 @@ def cost(
     json: Json = False,
     csv: Csv = None,
 ) -> None:
-    """Measure a step on every block, beside the prediction from a few of them that economical schedules use."""
+    """Measure a step on every block, next to the prediction that economical schedules make from a few blocks."""
     from ..bench import cost as costs
 
     choice = graphed(graphs)
@@ -198,11 +199,13 @@ def memory(
     rank: Annotated[int, typer.Option(min=1, help="Rank of LOZO's factors.")] = 2,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a forward, used with --length.")] = 32,
     length: Annotated[int | None, typer.Option(min=1, help="Tokens per row; adds the memory of a forward.")] = None,
-    measured: Annotated[Path | None, typer.Option(help="A CSV of bench step, whose peaks are shown beside.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table beside the papers' claims.")] = False,
+    measured: Annotated[
+        Path | None, typer.Option(help="A CSV of bench step; its measured peaks are shown too.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table next to the papers' claims.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print the theoretical table of every method's peak memory for any model, beside measured peaks."""
+    """Print the theoretical table of every method's peak memory for any model, next to measured peaks."""
     from .. import model as models
     from ..bench import claim
     from ..bench import memory as theory

@@ -32,9 +32,11 @@ def methods(
     model: Model,
     names: Annotated[str, typer.Option("--methods", help="Names separated by commas; all by default.")] = "all",
     batch_size: BatchSize = 16,
-    seconds: Annotated[float, typer.Option(help="Seconds that are measured per method; as many warm up.")] = 1.2,
+    seconds: Annotated[
+        float, typer.Option(help="Measured seconds per method, after a warm-up of the same length.")
+    ] = 1.2,
     total_seconds: Annotated[
-        float | None, typer.Option(help="Begin no more methods after so many seconds; loading is not counted.")
+        float | None, typer.Option(help="Start no further method after this many seconds; loading is not counted.")
     ] = None,
     data: Data = None,
     encoded: EncodedFile = None,
@@ -44,7 +46,7 @@ def methods(
     json: Json = False,
     csv: Csv = None,
 ) -> None:
-    """Measure the step of every method beside mezo_bcd's, in one process; a row says why a method cannot run."""
+    """Measure every method's step, compared with mezo_bcd's in the same process; a row says why a method cannot run."""
     from ..bench import methods as measuring
     from ..method import METHODS, get
 

@@ -25,13 +25,13 @@ COMMAND = "torchrun --standalone --nproc-per-node 2 -m zeroblock bench ranks …
     "accumulate", "probes", "parallel", "shares", "engine", "graphs", "max_tokens",
 )  # fmt: skip
 def ranks(
-    steps: Annotated[int, typer.Option(min=1, help="Steps that are timed, three times, after some that are not.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps, repeated three times after a warm-up.")] = 20,
     encoded: EncodedFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     csv: Annotated[Path | None, typer.Option(help="Append the row to this file.")] = None,
     **given: Any,
 ) -> None:
-    """Measure a step, its message and an evaluation on the ranks that torchrun started, beside one process.
+    """Measure a step, its message and an evaluation on the ranks that torchrun started, compared with one process.
 
     One rank (`--nproc-per-node 1`) sends messages to itself, which shows what they cost on a GPU.
     """

@@ -32,7 +32,7 @@ def inspect(
 ) -> None:
     """Show a journal: its header, how far it got, losses, blocks, and whether every record is intact.
 
-    The data of a run appear as hashes: they tell two data sets apart, and say nothing about the rows.
+    The data of a run appear as hashes, which distinguish data sets and reveal nothing about the rows.
     """
     from ..journal import read
     from ..journal.format import locate
@@ -216,7 +216,7 @@ def _print(contents: Contents, described: dict[str, Any]) -> None:
         visits = max(block["visits"] for block in described["blocks"])
         relative = any(block["step"] is not None for block in described["blocks"])
         sizes = ("typical step", "moved in all") if relative else ()
-        title = "steps on each block" + (", their size beside that of the weights" if relative else "")
+        title = "steps on each block" + (", their size relative to the weights" if relative else "")
         blocks = Table("block", "steps", "", "rms c", *sizes, title=title, title_justify="left")
         for block in described["blocks"]:
             rms = "" if block["rms"] is None else f"{block['rms']:.3g}"

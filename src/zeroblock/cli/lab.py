@@ -231,8 +231,8 @@ def blocks_of_a_model(
 ) -> None:
     """Measure a model block by block, with error bars: Tr(H_B), λmax, ρ_B, gradient norm, coefficient variance.
 
-    Beside them stand the probabilities of the adaptive schedule, which the run follows, and of a cost-aware one. Rows
-    and steps are written as they come; figures are drawn at the end, or later by zeroblock lab draw.
+    It also shows the probabilities of the adaptive schedule, which the run follows, and of a cost-aware one. Rows and
+    steps are written as they come; figures are drawn at the end, or later by zeroblock lab draw.
     """
     from .. import model as models
     from ..bench.cost import measured
@@ -282,7 +282,7 @@ def draw_blocks(
     folders: Annotated[list[Path], typer.Argument(help="Folders that zeroblock lab blocks has written.")],
     trajectories: Annotated[int, typer.Option(min=1, help="Number of simulated trajectories.")] = 1000,
 ) -> None:
-    """Draw what zeroblock lab blocks has measured, also elsewhere or in a run that was cut; print a table of it."""
+    """Draw the measurements of zeroblock lab blocks, even on another machine or of a run cut short; print a table."""
     _require()
     from ..lab.profile import HEADINGS
 

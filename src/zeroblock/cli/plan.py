@@ -113,7 +113,7 @@ def _print(found: Forecast, values: dict[str, Any]) -> None:
         about = "about: the checkpoint's integers were not read, but counted as --weights would store them"
         sheet.add_row("", f"[dim]{about}[/dim]")
     if config.offload is not None:
-        where = {"host": "on the host, copied layer by layer", "disk": "in a file of the run's own, layer by layer"}
+        where = {"host": "on the host, copied layer by layer", "disk": "in a private file of the run, layer by layer"}
         sheet.add_row(" weights", where[config.offload])
     if found.division is not None:
         sheet.add_row("", found.division.describe())

@@ -118,7 +118,10 @@ def _name_base(folder: Path) -> None:
     base = public_name(base_of(str(folder)))
     known = hub_name(base)
     if known is None:
-        typer.echo(f"{CONFIG} names the base {base!r}, which is no repository: others need that model too", err=True)
+        typer.echo(
+            f"{CONFIG} names the base {base!r}, which is not a repository on the hub: others need that model too",
+            err=True,
+        )
     file = folder / CONFIG
     settings = json.loads(file.read_text(encoding="utf-8")) | {"base_model_name_or_path": known or base}
     file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

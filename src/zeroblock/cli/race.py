@@ -74,15 +74,18 @@ def race(
             help="Another setting of zeroblock train, for all methods or for one, such as lozo.rank=4.",
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runners at a time, always as many; they share the machine.")] = 1,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, help="Number of concurrent runners, the same throughout the race; they share the machine."),
+    ] = 1,
     total_minutes: Annotated[
-        float | None, typer.Option(help="Begin no more runners that would not end within so many minutes.")
+        float | None, typer.Option(help="Start no runner that would not finish within this many minutes.")
     ] = None,
     executor: Executor = "local",
     address: Address = None,
     cpus: Cpus = 1.0,
     gpus: Gpus = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and how long it takes.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the planned runs and the expected time.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the standings as JSON, one object per line.")] = False,
     **given: Any,
 ) -> None:
@@ -91,11 +94,11 @@ def race(
     For example: `zeroblock race --model smollm2 --task reviews --methods mezo_bcd,lozo,ft --lr auto,1e-4,3e-4
     --max-minutes 2 --seeds 1`
 
-    Dev chooses the learning rate of every method among as many as the others may try, then its
-    runners train for the same time; without --lr every method finds its own steps. Test is
-    measured once per runner. The folder gets race.md, race.svg, race.csv and report.html. Stop
-    the race at any time; the same command continues it, and one with more methods or seeds adds
-    them.
+    Dev chooses the learning rate of every method, and all methods may try the same number; then
+    the runners of every method train for the same time. Without --lr every method finds its own
+    steps. Test is measured once per runner. The folder gets race.md, race.svg, race.csv and
+    report.html. Stop the race at any time; the same command continues it, and one with more
+    methods or seeds adds them.
     """
     flags = {name: value for name, value in given.items() if value is not None}
     tasks = [name.strip() for name in (task or "").split(",") if name.strip()]
@@ -188,7 +191,7 @@ def _preview(courses: list[Course]) -> str:
         lines.append(f"{Path(course.race.task).stem}: {heats}, about {seconds:.0f} s{done}")
     lines.append(
         f"about {whole:.0f} s in all, if {START_S:g} s pass before the first heat and a heat takes {BETWEEN_S:g} s "
-        "beside its steps"
+        "in addition to its steps"
     )
     return "\n".join(lines)
 

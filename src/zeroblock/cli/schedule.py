@@ -26,7 +26,7 @@ def schedule(
 ) -> None:
     """Print the sequence of block indices; block 0 is nearest to the input.
 
-    Schedules that learn depend on the coefficients that a run measures. Here they have seen none. economical takes
+    Schedules that learn depend on the coefficients that a run measures. Here there are none. economical takes
     costs, one per block, after a colon: economical:2,1,0.5.
     """
     from ..schedule import by_name

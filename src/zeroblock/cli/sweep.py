@@ -197,7 +197,7 @@ def _state(sweep: Sweep, outcomes: Outcomes) -> str:
     from ..sweep.outcome import due, waiting
 
     others = waiting(sweep, outcomes)
-    later = f", and {others} of the other seeds once these have voted" if others else ""
+    later = f", and {others} of the other seeds once dev has chosen" if others else ""
     done, left = len(outcomes), len(due(sweep, outcomes))
     return f"{len(sweep.rows)} rows, {len(sweep.tasks)} tasks: {done} runs finished, {left} due{later}"
 

@@ -42,7 +42,7 @@ def tasks(
 
     Others are described in a .toml file that names columns, a template and options:
 
-        train = "train.csv"                # beside this file; or "hf:user/name"
+        train = "train.csv"                # in this file's folder; or "hf:user/name"
         validation = "test.csv"            # optional: else rows are held out
         prompt = "{text} It was"           # {text} is the column text
         options = [" terrible", " great"]  # or the name of a column of lists
@@ -53,7 +53,7 @@ def tasks(
 
         answer = " {reply}"                # if reply is a list, all are right
         metric = "f1"                      # or exact_match, or likelihood
-        max_new_tokens = 50                # the most that is generated
+        max_new_tokens = 50                # maximum length of an answer
     """
     if context.invoked_subcommand is not None:
         return
@@ -285,5 +285,5 @@ def _facts(task: Task) -> dict[str, str]:
     if task.metric.of_loss:
         metric = "held-out loss, stored as likelihood = exp(-loss); F1 says little about long answers"
     elif task.metric.generates:
-        metric += " of the generated answer, exact match beside it"
+        metric += " of the generated answer, and exact match"
     return {"data": task.summary, "loss": loss, "metric": metric}

@@ -82,7 +82,7 @@ class Anatomy:
             return member
         basis = member.basis.uncut
         if basis is None:
-            raise ForkError(f"{member.name!r} is sharded, and steps of it are held (fold) by several processes")
+            raise ForkError(f"{member.name!r} is sharded, and each process holds only some rows of its folded steps")
         if is_spread(param):
             raise ForkError(f"{member.name!r} is sharded, and not gathered whole for the layer that reads it")
         if param.dtype != member.param.dtype:
@@ -97,5 +97,5 @@ class Anatomy:
         """
         leaves = [module for module in self.owners[name] if not any(True for _ in module.children())]
         if not leaves:
-            raise ForkError(f"{name!r} belongs to a module that holds others")
+            raise ForkError(f"{name!r} belongs to a module that contains other modules")
         return leaves

@@ -111,9 +111,9 @@ def attend(
         (R, S, H, d), and None in place of the probabilities.
     """
     if dropout:
-        raise ValueError("dropout in a forward that is measured")
+        raise ValueError("dropout must be off in a measured forward pass")
     if family.sinks(others):
-        raise ValueError("attention sinks are not packed")
+        raise ValueError("attention sinks are not supported in packed rows")
     running = _running.get(None)
     if running is None:  # the pass is another thread's
         raise refusal(module)

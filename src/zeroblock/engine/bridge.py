@@ -127,8 +127,8 @@ def _columns(batch: Mapping[str, Any], more: Sequence[str] = ()) -> tuple[Tensor
     others = sorted(key for key, value in batch.items() if key not in KEYS.union(more) and value is not None)
     if "position_ids" in others:
         raise BridgeError(
-            "the batch has position_ids, so it is packed already, or places its tokens in its own way: collate padded "
-            "rows instead (packing=False and padding_free=False in TRL), the engine packs them itself"
+            "the batch has position_ids, so it is packed already, or uses custom positions: collate padded rows "
+            "instead (packing=False and padding_free=False in TRL), the engine packs them itself"
         )
     if others:
         raise BridgeError(f"the batch has {', '.join(others)}; the engine takes {', '.join(sorted(KEYS))}")

@@ -102,7 +102,7 @@ class Engine(Forward):
         if (graphs or hold) and self.shelf.streams:
             raise ZeroBlockError(
                 f"{'graphs' if graphs else 'hold'} cannot be combined with streamed weights, which are never at one "
-                "address: leave it out (a launch takes no time beside the copy of a layer)"
+                "address: leave it out (a launch takes almost no time compared with the copy of a layer)"
             )
         paired = self.seq2seq is not None
         if paired and (graphs or hold):
@@ -112,8 +112,8 @@ class Engine(Forward):
             )
         if paired and self.spread:
             raise ZeroBlockError(
-                f"{type(self.seq2seq).__name__} is an encoder-decoder, whose padded rows each process splits in its "
-                "own way, while those that hold its weights together run the same passes: take --shard none"
+                f"{type(self.seq2seq).__name__} is an encoder-decoder, whose padded rows each process splits "
+                "differently, but processes that share its weights must run the same passes: use --shard none"
             )
         self.max_tokens = max_tokens or self.shelf.tokens or (GPU_MAX_TOKENS if on_gpu or paired else None)
         if on_gpu and not self.spread and not paired:  # the kernels are made for one row of tokens

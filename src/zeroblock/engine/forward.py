@@ -142,7 +142,7 @@ class Forward:
         with exclusive(self.model):
             if isinstance(row, Padded):
                 if points:
-                    raise ForkError(f"an example is longer than the {self.max_length:,} tokens it looks back over")
+                    raise ForkError(f"an example is longer than the model's window of {self.max_length:,} tokens")
                 logits = self.model(input_ids=row.tokens, attention_mask=row.mask, use_cache=False).logits
                 return score.totals(logits.flatten(0, 1)[None].to(row.tokens.device), row)
             if isinstance(row, Pairs):

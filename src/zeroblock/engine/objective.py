@@ -186,9 +186,9 @@ class BatchObjective(Objective):
         """Refuse rows that only some of the processes would measure one point after another."""
         if self.forward.spread and any(isinstance(row, Padded) for row, _ in self.rows):
             raise ZeroBlockError(
-                f"an example is longer than the {self.forward.max_length:,} tokens that the model looks back over, and "
-                "cannot be forked, while processes that hold its weights together run the same passes: leave such "
-                "examples out (--train-tokens), or measure one point after another (--engine sequential)"
+                f"an example is longer than the model's window of {self.forward.max_length:,} tokens and "
+                "cannot be forked, but processes that share its weights must run the same passes: leave such examples "
+                "out (--train-tokens), or measure one point after another (--engine sequential)"
             )
 
     @property

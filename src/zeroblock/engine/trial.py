@@ -38,13 +38,13 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
     virtual = family.virtual_tokens(forward.model)
     if virtual not in ("", "PREFIX_TUNING"):
         raise ZeroBlockError(
-            f"an adapter of type {virtual} puts tokens into the text, so its scores would be those of other tokens: "
-            "use LoRA or prefix tuning"
+            f"an adapter of type {virtual} adds virtual tokens to the text, so scores would belong to the wrong "
+            "tokens: use LoRA or prefix tuning"
         )
     if any(getattr(config, "is_encoder_decoder", False) for config in forward.configs):
         raise ZeroBlockError(
             f"{type(forward.model).__name__} is an encoder-decoder that does not read and write text (but speech "
-            "or images, or it has no head), so its batches are of your own making: step on a closure in Python, "
+            "or images, or it has no head), so the engine cannot build its batches: step on a closure in Python, "
             "optimizer.step(lambda: model(**batch).loss)"
         )
     examples = _specimens(forward)
@@ -52,14 +52,14 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
         alone = _alone(forward, [pad([one]) for one in examples])
         if virtual:
             forward.reason = (
-                "a prefix is handed to every example as past_key_values, for which a packed row has no place"
+                "a prefix is passed to every example as past_key_values, which a packed row does not support"
             )
             return False
         if compiled(forward.model):
             forward.reason = "it is compiled; give the plain model, whose steps are captured as graphs on a GPU"
             return False
         if not forward.told and any(map(family.counts_places, forward.configs)):
-            forward.reason = "it has a window or a bias of attention of its own, which counts the places of a row"
+            forward.reason = "its own attention has a window or a bias that counts positions in the row"
             return False
         try:
             row, windows = pack(examples, *multiples).to(forward.device), set[int]()
@@ -75,7 +75,7 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
     if not difference <= tolerance(forward):
         forward.reason = (
             f"packed examples do not score as they do alone (by {difference:.2g} per token): its layers carry "
-            "something from token to token, or count the places of a row"
+            "something from token to token, or count positions in the row"
         )
         return False
     return True
@@ -103,8 +103,8 @@ def shares(forward: Forward) -> bool:
         difference = float(((alone - forward.totals(row)[0]) / row.lengths).abs().max())  # per token
         if not difference <= tolerance(forward):
             raise ZeroBlockError(
-                f"{type(forward.seq2seq).__name__} scores padded texts otherwise than single ones (by {difference:.2g} "
-                "per token): step on a closure in Python, optimizer.step(lambda: model(**batch).loss)"
+                f"{type(forward.seq2seq).__name__} scores padded texts differently from single ones (by "
+                f"{difference:.2g} per token): step on a closure in Python, optimizer.step(lambda: model(**batch).loss)"
             )
         try:
             forward.shares = True

@@ -36,11 +36,11 @@ def check(args: Any, model: nn.Module, optimizer_cls_and_kwargs: object) -> None
         )
     if getattr(args, "deepspeed", None) or getattr(args, "fsdp", None):
         raise ZeroBlockError(
-            "DeepSpeed and FSDP shard gradients and their state, of which there are none: leave both out"
+            "DeepSpeed and FSDP shard gradients and their state, and there are none here: leave both out"
         )
     if args.fp16:
         raise ZeroBlockError(
-            "fp16=True scales gradients, of which there are none: leave it out, and load the model in 16 bits, "
+            "fp16=True scales gradients, and there are none here: leave it out, and load the model in 16 bits, "
             "from_pretrained(..., dtype=torch.bfloat16), or give bf16=True, which runs forward passes in bf16"
         )
     if getattr(args, "torch_compile", False):

@@ -92,11 +92,13 @@ class MicroBatches:
 
     def _packed_objectives(self, step: list[Micro]) -> list[Closure]:
         if self.trainer.args.world_size > 1 and not self.trainer.args.average_tokens_across_devices:
-            raise BridgeError("ranks have equal shares without average_tokens_across_devices, whatever their tokens")
+            raise BridgeError(
+                "ranks are weighted equally without average_tokens_across_devices, whatever their token counts"
+            )
         if self._engine is None:
             self._engine = self._tried(step[0].model)
         if len(step) > 1 and not self._summed(step):
-            raise BridgeError("micro-batches have equal shares in this loss, whatever their numbers of tokens")
+            raise BridgeError("micro-batches are weighted equally in this loss, whatever their token counts")
         step = [one for one in step if _carries_loss(one.inputs)] or step
         objectives: list[Closure] = [self._engine.objective_from(one.inputs) for one in step]
         if not self._checked:
@@ -155,8 +157,8 @@ class MicroBatches:
         if not self._told:
             self._told = True
             warnings.warn(
-                f"steps are measured by compute_loss, without packed rows: {reason}. packed=False says that this "
-                "is meant",
+                f"steps are measured by compute_loss, without packed rows: {reason}. Give packed=False if this "
+                "is intended",
                 ZeroBlockWarning,
                 stacklevel=2,
             )
@@ -172,17 +174,17 @@ def _own_loss(trainer: Any, model: nn.Module, trusted: bool) -> str:
     compute = trainer.compute_loss
     name = getattr(compute, "__qualname__", type(compute).__name__)
     if not trusted and (str(compute.__module__).partition(".")[0], name) not in PLAIN_LOSSES:
-        return f"{name} is a loss of its own (if it is the mean over scored tokens, give packed=True)"
+        return f"{name} defines a different loss (if it is the mean over scored tokens, give packed=True)"
     if trainer.compute_loss_func is not None:
-        return "compute_loss_func is a loss of its own"
+        return "compute_loss_func defines a different loss"
     if trainer.label_smoother is not None:
-        return "label_smoothing_factor is a loss of its own"
+        return "label_smoothing_factor defines a different loss"
     if getattr(trainer.args, "loss_type", "nll") != "nll" or getattr(trainer, "aux_loss_enabled", False):
-        return "loss_type and auxiliary losses of experts are losses of their own"
+        return "loss_type or an auxiliary loss of experts defines a different loss"
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     config = getattr(base, "config", None)
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "output_router_logits", False):
-        return f"{type(base).__name__} is no plain causal language model"
+        return f"{type(base).__name__} is not a plain causal language model"
     loss = getattr(base, "loss_function", None)
     if getattr(loss, "__name__", "") != LANGUAGE_LOSS:
         return f"the loss of {type(base).__name__} is not that of a causal language model"

@@ -157,7 +157,9 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
                 "and leave parallel=None out"
             )
         if optimizer.fold > 1:
-            raise ZeroBlockError("fold holds steps beside the weights, which evaluation would not see: leave it out")
+            raise ZeroBlockError(
+                "fold keeps steps outside the weights, where evaluation would not see them: leave it out"
+            )
         return optimizer
 
     def _supply(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -45,7 +45,9 @@ class Base:
         if not self.name:
             raise ZeroBlockError("the journal does not name its base: give --model (in Python, load it yourself)")
         if self.model is None and shown(self.name, 4096) != self.name:
-            raise ZeroBlockError(f"the journal names its base '{shown(self.name)}', which is no name: give --model")
+            raise ZeroBlockError(
+                f"the journal names its base '{shown(self.name)}', which is not a valid name: give --model"
+            )
         if self._dtype is None:
             raise ZeroBlockError("the base has several dtypes: load it in Python, then zeroblock.load(model, FILE)")
         if self.model in models.OPT:

@@ -33,8 +33,9 @@ def advance(
     if broken:
         step = _first_bad_step(records, restart, broken)
         raise ZeroBlockError(
-            f"step {step} makes weights of {min(broken)!r} infinite or NaN, which no run would have gone on from: the "
-            f"journal was made up, or its base is another; zeroblock replay --step {step} takes the steps before it"
+            f"step {step} makes weights of {min(broken)!r} infinite or NaN, from which no run would have continued: "
+            f"the journal was made up, or its base is a different one; zeroblock replay --step {step} takes the steps "
+            "before it"
         )
 
 

@@ -93,7 +93,7 @@ class Header:
         """
         if optimizer.steps:
             raise ZeroBlockError(
-                f"a journal starts at step 0 and this optimizer stands at step {optimizer.steps}; "
+                f"a journal starts at step 0 and this optimizer is at step {optimizer.steps}; "
                 "create the journal before the first step, or open the one of this run"
             )
         weights = optimizer.weights
@@ -179,7 +179,7 @@ class Header:
             force: accept other base weights and a newer version of the package.
         """
         if optimizer.steps:
-            raise ZeroBlockError(f"check a journal before its replay; the optimizer stands at step {optimizer.steps}")
+            raise ZeroBlockError(f"check a journal before its replay; the optimizer is at step {optimizer.steps}")
         self.check_versions(force=force)
         self._check_method(optimizer)
         self.check_base(optimizer.model, force=force)
@@ -210,7 +210,7 @@ class Header:
         if self.method.get("sizes") != mine.get("sizes"):
             raise ZeroBlockError(
                 "the sizes of LoRA's factors are not those of the journal's run: give the adapter the alpha and the "
-                "scaling that it was trained with, beside the same matrices"
+                "scaling that it was trained with, on the same matrices"
             )
         frozen = {name for name, p in optimizer.model.named_parameters() if not p.requires_grad}
         if frozen != set(self.frozen):

@@ -83,7 +83,7 @@ def build(kind: str, spec: object, depth: int = MAX_DEPTH) -> Any:
         value = spec[field]
         if hints[field] in PARTS:
             if not depth:
-                raise ZeroBlockError(f"{kind} {name}: parts are nested too deep")
+                raise ZeroBlockError(f"{kind} {name}: parts are nested too deeply")
             values[field] = build(PARTS[hints[field]], value, depth - 1)
             continue
         if not fits(value, hints[field]):

@@ -208,7 +208,7 @@ class Journal:
         elif not disk.is_same(self._name, mine):
             raise ZeroBlockError(
                 f"{str(self.path)!r} no longer leads to the run's journal, which is in {str(self._file)!r} with "
-                f"{self.steps} steps: restore the link, then zeroblock resume takes it up from there"
+                f"{self.steps} steps: restore the link, then zeroblock resume continues from there"
             )
 
     def _is_older_copy(self) -> bool:
@@ -231,7 +231,7 @@ class Journal:
         except ZeroBlockError as error:
             raise ZeroBlockError(
                 f"the journal {str(self.path)!r} was {event} during the run and could not be written anew ({error}); "
-                f"the {self.steps} steps taken are lost: begin the run again"
+                f"the {self.steps} steps taken are lost: start the run again"
             ) from error
         self._torn = 0
         os.close(self._handle)
@@ -249,7 +249,7 @@ class Journal:
         disk.write(rescue, bytes(self._data))
         self._replaced = ZeroBlockError(
             f"{str(self.path)!r} was replaced by another file during the run; the run's own journal, with {self.steps} "
-            f"steps, is in {str(rescue)!r}: move it back, then zeroblock resume takes it up from there"
+            f"steps, is in {str(rescue)!r}: move it back, then zeroblock resume continues from there"
         )
         return self._replaced
 
@@ -257,7 +257,7 @@ class Journal:
         advice = "free some space" if error.errno in DISK_FULL else "check the disk"
         return ZeroBlockError(
             f"step {self.steps} could not be written to {str(self.path)!r} ({error.strerror}); the journal holds the "
-            f"{self.steps} steps before it: {advice}, then zeroblock resume takes it up from there"
+            f"{self.steps} steps before it: {advice}, then zeroblock resume continues from there"
         )
 
 

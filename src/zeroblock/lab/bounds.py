@@ -173,7 +173,9 @@ class Rate:
         self._check(gap, lr, steps, 0.0, 1, self.max_step_corrected)
         count = round(self.d / self.s)
         if count * self.s != self.d or steps % count:
-            raise ZeroBlockError(f"{steps} steps over blocks of {self.s:g} in {self.d} dimensions are no whole cycles")
+            raise ZeroBlockError(
+                f"{steps} steps over blocks of {self.s:g} in {self.d} dimensions do not make whole cycles"
+            )
         kappa = math.ceil(math.log2(count)) / 2
         spread = (kappa * lr * self.smoothness) ** 2 * (self.s + 2)
         return 4 * count * (1 + spread) * gap / (lr * steps)

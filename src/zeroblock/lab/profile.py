@@ -34,7 +34,7 @@ def read(path: Path) -> DataFrame:
     lacking = {"step", "way", "block", "rho", "trace", "gradient", "probability", "model_top"} - set(frame.columns)
     if lacking or frame.empty:
         missing = f"the columns {', '.join(sorted(lacking))}" if lacking else "rows"
-        raise ZeroBlockError(f"{path} is no table of zeroblock lab blocks: it lacks {missing}")
+        raise ZeroBlockError(f"{path} is not a table of zeroblock lab blocks: it lacks {missing}")
     return frame
 
 
@@ -113,7 +113,7 @@ def _by_depth(frame: DataFrame, subject: str) -> Figure:
         first = frame[frame.step == steps[0]]
         rest[0].bar(first.block, first.cost, color=figure.GREY, width=0.7)
         rest[0].axhline(1, color=figure.GREY, linestyle=":", linewidth=0.9)
-        rest[0].set(ylabel="cost / mean", title="seconds of a step")
+        rest[0].set(ylabel="cost / mean", title="seconds per step")
     for axes, title in zip(rest[-len(chances) :], chances.values(), strict=True):
         axes.axhline(1 / frame.block.nunique(), color=figure.GREY, linestyle=":", linewidth=0.9)
         axes.set(yscale="log", ylabel="probability", title=title)

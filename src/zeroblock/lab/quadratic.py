@@ -118,7 +118,7 @@ def _block_size(dim: int, rank: int, blocks: int) -> int:
     if blocks < 1 or dim % blocks:
         raise ZeroBlockError(f"{blocks} blocks do not divide a dimension of {dim}")
     if not 1 <= rank <= dim // blocks:
-        raise ZeroBlockError(f"a block of {dim // blocks} coordinates has no rank {rank}")
+        raise ZeroBlockError(f"rank {rank} does not fit a block of {dim // blocks} coordinates")
     return dim // blocks
 
 

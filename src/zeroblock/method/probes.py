@@ -63,7 +63,7 @@ def fzoo_bcd(
     partition: Partition = layers,
     **options: Any,
 ) -> ZeroOrder:
-    """FZOO on one block per step, whose probes share all that comes before the block."""
+    """FZOO on one block per step, where all probes share the part of the pass before the block."""
     return fzoo(model, lr, eps, partition=partition, **options)
 
 
@@ -104,7 +104,7 @@ def mezo_greedy(
     as_published: bool = False,
     **options: Any,
 ) -> ZeroOrder:
-    """Of several directions take the one that leads to the lowest loss, and move along it as MeZO does.
+    """Take, of several directions, the one that leads to the lowest loss, and move along it as MeZO does.
 
         z* = argmin over z_i of L(θ ± ε z_i),    θ ← θ - lr · (L(θ + ε z*) - L(θ - ε z*))/2ε · z*
 

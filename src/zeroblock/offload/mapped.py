@@ -53,7 +53,7 @@ class Mapped(Shelf):
     def describe(self) -> str:
         kept = "as many of them as the system has room for" if self.kept >= len(self.layers) else f"{self.kept} of them"
         return (
-            f"the weights rest in a file of the run's own ({words(len(self.region.flat))}), from which "
+            f"the weights rest in a private file of the run ({words(len(self.region.flat))}), from which "
             f"{len(self.layers)} layers are read as they run; {kept} stay in memory"
         )
 

@@ -120,7 +120,7 @@ def divide(
     if not tokens:
         needed = least.used / (1 - SPARE) / 1e9
         raise ZeroBlockError(
-            f"{words(memory)} are too few for {least.parts()} and {least.buffers} layers of "
+            f"{words(memory)} is too little for {least.parts()} and {least.buffers} layers of "
             f"{words(least.layer)}: give --memory {needed + 0.1:.1f}GB, or store the layers' matrices as "
             "integers (--weights int4)"
         )

@@ -70,7 +70,7 @@ def shelve(
     if silent is not None:
         raise ZeroBlockError(
             f"the layers of {type(model).__name__} are never called (a {type(silent).__name__} has no forward), so "
-            "nobody can tell when they run: leave out offload"
+            "zeroblock cannot tell when they run: leave out offload"
         )
     in_place = to == "disk" and target.type == "cpu"
     groups = [*layers, others] if in_place else layers

@@ -44,7 +44,7 @@ class Region:
             mapping = mmap.mmap(-1, max(nbytes, PAGE_BYTES), **private)
         except (OSError, OverflowError) as error:
             raise ZeroBlockError(
-                f"the weights take {words(nbytes)} of the host, which has not as much: give --offload disk"
+                f"the host cannot provide {words(nbytes)} of memory for the weights: give --offload disk"
             ) from error
         with contextlib.suppress(AttributeError, OSError):
             mapping.madvise(mmap.MADV_HUGEPAGE)  # pinning takes time per page

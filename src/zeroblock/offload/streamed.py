@@ -44,7 +44,7 @@ class Streamed(Shelf):
     def __init__(self, layers: Sequence[Layer], region: Region, device: torch.device, buffers: int) -> None:
         super().__init__(device)
         if buffers < min(MIN_BUFFERS, len(layers)):
-            raise ZeroBlockError(f"streamed layers need {MIN_BUFFERS} buffers at least, got {buffers}")
+            raise ZeroBlockError(f"streamed layers need at least {MIN_BUFFERS} buffers, got {buffers}")
         self.layers, self.region = list(layers), region
         self.lane = Lane(device, max(layer.layout.nbytes for layer in layers), region.pinned)
         self.buffers = [self.lane.buffer() for _ in range(min(buffers, len(layers)))]
@@ -129,7 +129,7 @@ class Streamed(Shelf):
         return (
             f"{len(self.layers) - kept} of {len(self.layers)} layers are copied to {self.device} in every pass, into "
             f"{len(self.buffers)} buffers of {words(self.lane.size)}; at rest the weights are {where}. Steps are "
-            "not captured as CUDA graphs: a launch takes no time beside a copy"
+            "not captured as CUDA graphs: a launch takes almost no time compared with a copy"
         )
 
     def refresh(self) -> None:

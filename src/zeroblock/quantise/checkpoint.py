@@ -84,7 +84,7 @@ def _layout(name: str, method: str, settings: Mapping[str, Any]) -> tuple[int, C
         reason = "" if (bits, version) == (4, "gemm") else f"they have {bits} bits in the layout {version}"
         return _admitted(name, method, reason, bits, awq)
     if method == "bitsandbytes":
-        reason = "" if settings.get("load_in_8bit") else "their 4 bits are places in a table, and no integers"
+        reason = "" if settings.get("load_in_8bit") else "their 4-bit codes are indices into a table, not integers"
         return _admitted(name, method, reason, 8, rows)
     return _admitted(name, method, "their layout is not known", 8, rows)
 
@@ -100,8 +100,8 @@ def _admitted(
 ) -> tuple[int, Callable[[Tensors], Given]]:
     if reason:
         raise ZeroBlockError(
-            f"{name} was quantised by {method or 'an unknown method'}, whose weights --weights cannot take ({reason}): "
-            "leave out --weights, install its library, and add --lora r=8,targets=q,v"
+            f"{name} was quantised by {method or 'an unknown method'}, whose weights --weights does not support "
+            f"({reason}): leave out --weights, install its library, and add --lora r=8,targets=q,v"
         )
     return bits, unpack
 
@@ -122,7 +122,9 @@ def gptq(layer: Tensors, bits: int, first: int) -> Given:
         raise ValueError(f"its {q.shape[1]} columns are not in {groups} groups of one size")
     index = layer.get("g_idx")
     if index is not None and not torch.equal(index.long(), torch.arange(q.shape[1]) // (q.shape[1] // groups)):
-        raise ValueError("its columns were reordered by their activations (desc_act), so its groups are not of a row")
+        raise ValueError(
+            "its columns were reordered by their activations (desc_act), so its groups are not contiguous in a row"
+        )
     middle = 1 << bits - 1
     return Given((q - middle).to(torch.int8), layer["scales"].T, (z.T - middle).to(torch.int8))
 
@@ -174,7 +176,7 @@ def _parted(
             one = _movable(one, dtype)
         except (KeyError, RuntimeError, ValueError) as error:
             reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
-            raise ZeroBlockError(f"{name}: the integers of {path} cannot be taken: {reason}") from error
+            raise ZeroBlockError(f"{name}: the integers of {path} cannot be read: {reason}") from error
         tensors[f"{path}.weight"] = expand(Integers(packed(one.integers, bits), bits, one.scales, one.zeros))
         given[path] = one
     if not given:

@@ -64,7 +64,7 @@ def quantise_(
         setattr(parent, name, replacement)
         stored += 1
     if not stored:
-        raise ZeroBlockError(f"{type(model).__name__} has no linear layers of their own to store as {kind}")
+        raise ZeroBlockError(f"{type(model).__name__} has no linear layers that can be stored as {kind}")
     if moves == "scales" and not adapted:
         for param in model.parameters():
             param.requires_grad_(False)

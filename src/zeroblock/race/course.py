@@ -153,7 +153,7 @@ class Course:
         try:
             there = Race.of(state["race"])
         except (LookupError, TypeError, AttributeError) as error:
-            raise ZeroBlockError(f"{path} is no race's ({error!r}): give another --out") from error
+            raise ZeroBlockError(f"{path} does not describe a race ({error!r}): give another --out") from error
         held, asked = there.document(), race.document()
         for name in FIXED:
             if held[name] != asked[name]:
@@ -186,7 +186,9 @@ class Course:
                 row = json.loads(line)
                 self.done[str(row["heat"])] = Score.of(row)
             except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
-                raise ZeroBlockError(f"{path}: line {number} is no heat's ({error!r}): remove it") from error
+                raise ZeroBlockError(
+                    f"{path}: line {number} is not the result of a heat ({error!r}): remove it"
+                ) from error
 
 
 def _refuse_older(folder: Path, state: dict[str, Any]) -> None:

@@ -176,7 +176,7 @@ def rules(course: Course) -> list[str]:
     best = "lowest dev loss" if race.by_loss else "highest dev metric"
     chosen = (
         f"Where lr is a number, the entrant tried {many} of them on dev, with the first seed, for {race.share:.0%} of "
-        f"the time, and the one with the {best} went on. "
+        f"the time, and the one with the {best} was chosen. "
         if tried > 1
         else ""
     )

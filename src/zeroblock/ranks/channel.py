@@ -101,7 +101,7 @@ class Channel:
             try:
                 self._wait(work, FAREWELL_S)
             except RuntimeError:
-                self.over = f"this rank has failed, and the others did not hear of it: {AGAIN}"
+                self.over = f"this rank has failed, and the others could not be notified: {AGAIN}"
                 self._give_up()
 
     def failure(self, step: int, failed: Sequence[int]) -> ZeroBlockError:
@@ -142,7 +142,7 @@ class Channel:
                 if self.device.type == "cpu" or work.is_completed():
                     work.wait(datetime.timedelta(seconds=PULSE_S))
                     return
-                raise RuntimeError("no answer of the other ranks")
+                raise RuntimeError("no answer from the other ranks")
             except RuntimeError:
                 if work.is_completed():  # finished as the pulse ended, or ``wait`` raises its error
                     work.wait()

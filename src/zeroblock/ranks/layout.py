@@ -115,7 +115,7 @@ class Ranks:
             name, _, number = word.strip().partition("=")
             if name not in (DATA, PROBES) or name in sizes or not (number.isdigit() or not number) or number == "0":
                 raise ZeroBlockError(
-                    f"parallel={text!r} is not 'data', 'probes' or 'data,probes' (with numbers of ranks: "
+                    f"parallel={text!r} is not 'data', 'probes' or 'data,probes' (optionally with the number of ranks: "
                     "'data=2,probes=4')"
                 )
             sizes[name] = int(number or 0)

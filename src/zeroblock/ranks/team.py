@@ -192,7 +192,7 @@ class Team:
         if len(set(sums)) > 1:
             told = self._groups([f"{value % (1 << 64):016x}" for value in sums])
             raise ZeroBlockError(
-                f"the weights of the ranks differ after {step} steps: {told} (checksums); save nothing of this, and "
-                "continue all ranks from the journal or the last snapshot"
+                f"the weights of the ranks differ after {step} steps: {told} (checksums); do not save these weights, "
+                "and continue all ranks from the journal or the last snapshot"
             )
         return own

@@ -154,7 +154,7 @@ def _facts(source: Source) -> str:
         millions = source.about["weights"] / 1e6
         facts.append((f"{millions:,.0f} M" if millions >= 10 else f"{millions:.2g} M", "weights"))
     if source.journal is not None:
-        facts.append((size(source.journal.stat().st_size), "journal: all that must be kept"))
+        facts.append((size(source.journal.stat().st_size), "journal: the only file to keep"))
     if summary.get("skipped"):
         facts.append((f"{summary['skipped']:,}", "steps skipped: loss not finite"))
     return f'<div class="facts">{"".join(fact(*one) for one in facts)}</div>'
@@ -274,8 +274,8 @@ def _blocks(source: Source) -> str:
             ]
         cells.append(row)
     text = (
-        "The size of a step is the root mean square of what it adds to the weights of its block, beside that of the "
-        "weights themselves. Steps are random in direction, so what a block has moved in all is "
+        "The size of a step is the root mean square of what it adds to the weights of its block, relative to that of "
+        "the weights. Steps are random in direction, so what a block has moved in all is "
         "the root of the sum of their squares."
         if exact
         else "The coefficient of a step is the measured slope of the loss along its random direction."
@@ -308,7 +308,7 @@ def _evaluations(source: Source) -> str:
     best = (source.summary or {}).get("test", {}).get("best")
     note = (
         f'<p class="soft small">Best of all evaluations on test, as the paper reports it: {percent(best)}. It looks at '
-        "test, so it is no forecast for new data.</p>"
+        "test, so it does not predict results on new data.</p>"
         if best is not None and source.config.trains
         else ""
     )
@@ -342,4 +342,4 @@ def _footer(source: Source) -> str:
     there = [name for name in FILES if (source.folder / name).is_file()]
     links = ", ".join(f'<a href="{name}">{name}</a>' for name in there)
     version = plain(source.about.get("versions", {}).get("zeroblock", ""))
-    return f"<footer>Made by zeroblock {version} from the files beside it: {links}</footer>"
+    return f"<footer>Made by zeroblock {version} from the files in this folder: {links}</footer>"

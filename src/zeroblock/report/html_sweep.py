@@ -59,8 +59,8 @@ def write_report(folder: Path) -> Path:
         '<div class="grid2">' + "".join(_dots(task, rows, by_cell, runs) for task in tasks) + "</div>",
         _chosen(rows, tasks, by_cell),
         _runs(folder, unique),
-        card("Command", command("Make the sweep, or what is left of it", line)) if line else "",
-        "<footer>Made by zeroblock from the files beside it: "
+        card("Command", command("Run the sweep, or the rest of it", line)) if line else "",
+        "<footer>Made by zeroblock from the files in this folder: "
         + ", ".join(f'<a href="{file}">{file}</a>' for file in FILES)
         + "</footer>",
     ]
@@ -136,7 +136,7 @@ def _metric(task: str, cells: Mapping[tuple[str, str], Row]) -> str:
 def _facts(runs: Sequence[Row], done: Sequence[Row], rows: list[str], tasks: list[str]) -> str:
     seconds = math.fsum(s for run in done if (s := _float(run["seconds"])) == s)
     facts = [(f"{len(done):,} of {len(runs):,}", "runs"), (f"{len(rows):,}", "rows"), (f"{len(tasks):,}", "tasks")]
-    facts.append((span(seconds), "of running in all"))
+    facts.append((span(seconds), "total time"))
     return f'<div class="facts">{"".join(fact(*one) for one in facts)}</div>'
 
 

@@ -126,7 +126,7 @@ class Task:
         except ray.exceptions.TaskCancelledError:
             return "cancelled"
         except ray.exceptions.RayError as error:
-            return f"Ray gave it up ({' '.join(str(error).split())}); see {log}"
+            return f"Ray gave up on this run ({' '.join(str(error).split())}); see {log}"
         finally:
             self._current = None
 

@@ -127,7 +127,7 @@ class Grid:
         cases = [_case(table) for table in _several(file.get("case", {}))]
         names = [case.name for case in cases]
         if repeated := {name for name in names if names.count(name) > 1}:
-            raise ZeroBlockError(f"two cases of one name, {sorted(repeated)[0]!r}: give each [[case]] its own")
+            raise ZeroBlockError(f"two cases are named {sorted(repeated)[0]!r}: give each [[case]] its own name")
         follow = _check("[follow]", file.get("follow", {}))
         _check("[follow]", {str(source): None for source in follow.values()})
         tune = file.get("tune", [])

@@ -163,9 +163,9 @@ def markdown(
         others = waiting(sweep, outcomes)
         lines += ["", "## Missing", ""]
         lines += [f"- {run.name}: {failed.get(run.name, 'not finished')}" for run in wanted]
-        lines += [f"- {others} more, of the other seeds, once these have voted"] if others else []
+        lines += [f"- {others} more, of the other seeds, once dev has chosen"] if others else []
     seconds = math.fsum(outcome.seconds for outcome in outcomes.values() if not math.isnan(outcome.seconds))
-    lines += ["", f"{len(outcomes)} runs, {_span(seconds)} of running in all."]
+    lines += ["", f"{len(outcomes)} runs, {_span(seconds)} in total."]
     return "\n".join(lines) + "\n"
 
 

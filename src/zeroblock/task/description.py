@@ -152,7 +152,7 @@ def _source(folder: Path, given: Mapping[str, Any]) -> Source:
     if not given["train"].startswith(SCHEME):
         return Files(folder, given["train"], given.get("validation"))
     if "validation" in given:
-        raise ZeroBlockError(f'the hub has the validation rows too: train = "{given["train"]},validation=NAME"')
+        raise ZeroBlockError(f'take the validation rows from the hub too: train = "{given["train"]},validation=NAME"')
     return HubName.of(given["train"], ()).load()
 
 

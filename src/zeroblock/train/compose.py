@@ -116,7 +116,7 @@ def fold_advice(config: Choice, built: ZeroOrder) -> str:
         return ""
     often = f"{built.fold} steps" if built.fold > 1 else "step"
     return (
-        f"the weights are written every {often} and not every {built.interval}, because of evaluations every "
+        f"the weights are written every {often} instead of every {built.interval} steps, because of evaluations every "
         f"{config.every} steps: --eval-every {better} is faster"
     )
 
@@ -159,7 +159,7 @@ def check(config: Choice) -> None:
         )
     if config.every < config.steps and config.every % built.fold:
         raise ZeroBlockError(
-            f"fold {built.fold} leaves the weights behind at step {config.every}, where they are to be evaluated: give "
+            f"fold {built.fold} has not added all steps to the weights at the evaluation of step {config.every}: give "
             "--eval-every a multiple of it, or --fold a divisor of --eval-every"
         )
     if config.schedule is not None and len(built.blocks) == 1:

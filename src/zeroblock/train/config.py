@@ -102,10 +102,10 @@ class Config:
     partition: str | None = _option(None, "How the weights are cut into blocks: whole, layers, layers:K or linears.")
     schedule: str | None = _option(
         None,
-        "Which block is next: random, flip-flop, ascending, descending, uniform, adaptive, proportional, economical, "
-        "subset or bandit.",
+        "The order of the blocks: random, flip-flop, ascending, descending, uniform, adaptive, proportional, "
+        "economical, subset or bandit.",
     )
-    interval: int | None = _option(None, "Steps for which a block and its basis are kept.", 1)
+    interval: int | None = _option(None, "Steps per turn, in which the block and its basis stay the same.", 1)
     fold: int | None = _option(None, "lozo: steps collected before they are added to the weights. [as many as fit]", 1)
     rank: int | None = _option(None, "lozo, lozo_m, subzero, zo_muon, eggroll: rank of the directions.", 1)
     keep: float | None = _option(None, "sparse_mezo: fraction of the weights that move; lezo, adalezo: of the layers.")
@@ -130,20 +130,20 @@ class Config:
     )
     shares: int | None = _option(
         None,
-        "Parts that a batch is cut into, for --parallel data; fixed for the run. [as many as give every rank one]",
+        "Number of parts per batch, for --parallel data; fixed for the run. [enough for every rank]",
         1,
     )
     shard: Literal["none", "fsdp"] = _option(
-        "none", "fsdp: the ranks that share the data hold a part of every layer's weights each."
+        "none", "fsdp: shard every layer's weights over the ranks that share the data."
     )
     timeout: float = _option(TIMEOUT_SECONDS, "Seconds after which a rank that does not answer ends the run.")
     offload: Literal["host", "disk"] | None = _option(
         None, "Keep the weights on the host, or in a file, and copy layers to the device as they run."
     )
     memory: str | None = _option(None, "Memory of the device to use, as in 8GB: decides what stays and what is copied.")
-    max_tokens: int | None = _option(None, "Most tokens in one packed row; lower it if memory runs out.", 2)
+    max_tokens: int | None = _option(None, "Maximum tokens per packed row; lower it if memory runs out.", 2)
     max_minutes: float | None = _option(
-        None, "Stop after this many minutes; zeroblock resume continues, or without --lr the run is complete then."
+        None, "Stop after this many minutes. zeroblock resume continues; without --lr the run is then complete."
     )
     snapshot_every: int = _option(0, "Steps between snapshots of the weights, which make resuming faster; 0: none.", 0)
     save_weights: bool = _option(True, "ft: keep the weights of the dev-selected step, in the folder model of the run.")

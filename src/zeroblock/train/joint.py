@@ -101,7 +101,7 @@ def _shared(config: Config, tell: Callable[[str], None], begins: bool, size: int
     parts = config.accumulate * (config.shares or 1)
     if config.shard != "none":
         _check_shards(config, rows, parts)
-        tell(f"{rows} ranks hold the weights together, a part each (--shard {config.shard})")
+        tell(f"{rows} ranks share the weights, one shard each (--shard {config.shard})")
     if parts < rows:
         tell(f"{rows - parts} of {rows} ranks have nothing to measure: this run cuts a batch into {parts} (--shares)")
     if config.probes < columns:
@@ -115,13 +115,13 @@ def _check_shards(config: Config, rows: int, parts: int) -> None:
     """Refuse settings that do not work with sharded weights, for which all ranks must take equally many passes."""
     refusals = {
         "needs several ranks that share the data: give --parallel data": rows == 1,
-        f"needs as many parts of a batch (--shares) on every rank, and {rows} do not divide {parts}: start a number of "
-        "ranks that does, or take --shard none": parts % rows,
+        f"needs the same number of batch parts (--shares) on every rank, but {parts} is not divisible by {rows}: start "
+        f"a number of ranks that divides {parts}, or use --shard none": parts % rows,
         "is for the model's own weights: leave out --lora and --prefix": config.adapter is not None,
         "is for weights of 16 and 32 bits: leave out --weights": config.weights is not None,
         "is for the objective loss, which takes one pass per point": config.objective != "loss",
         "takes steps that cannot be captured: leave out --graphs on": config.graphs == "on",
-        "holds parts of weights, which are not rounded: leave out --gemm": config.gemm is not None,
+        "does not support 8-bit products: leave out --gemm": config.gemm is not None,
         "divides the memory already: leave out --offload and --memory": bool(config.offload or config.memory),
         "does not split rows: leave out --max-tokens, and lower --batch-size": config.max_tokens is not None,
     }

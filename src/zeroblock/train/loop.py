@@ -226,13 +226,13 @@ def _check_data(header: Header, folder: Folder, workload: Workload) -> None:
     """Refuse data that are not the run's."""
     if header.data != workload.fingerprint:
         raise ZeroBlockError(
-            f"the training data are not those that the run in {folder.path} began with (fingerprint "
-            f"{header.data}, now {workload.fingerprint}): bring them back, or begin a new run"
+            f"the training data differ from those that the run in {folder.path} began with (fingerprint "
+            f"{header.data}, now {workload.fingerprint}): restore them, or start a new run"
         )
     if header.extra.get("exams", workload.exam_digest) != workload.exam_digest:
         raise ZeroBlockError(
-            f"the rows that the run in {folder.path} is evaluated on are not those it began with: bring them back, "
-            "or begin a new run"
+            f"the rows that the run in {folder.path} is evaluated on differ from those it began with: restore them, "
+            "or start a new run"
         )
 
 
