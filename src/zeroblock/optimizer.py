@@ -242,7 +242,7 @@ class ZeroOrder(torch.optim.Optimizer):
         turns = self.turns
         if turns.due(self.turn):  # an error kept the last step from entering it
             self.enter(turns.entered(self.turn))
-        if any(self.watch.check(block, fresh=not self.steps) for block, _ in self.turn.active):  # it has moved
+        if any(self.watch.check(block, fresh=not self.steps) for block, _ in self.turn.active):  # on another device
             self.weights.held.clear()
             self.enter(self.turn)
         if self.anchoring:

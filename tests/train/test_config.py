@@ -31,7 +31,7 @@ OTHER = {
     "freeze": "a*", "rank": 3, "probes": 2, "clip": 4, "as_published": True, "rounding": "nearest",
     "lr_schedule": "cosine", "warmup": 5,
     "objective": "accuracy", "loss_over": "examples", "eval_every": 6, "eval_start": False, "eval_limit": 9,
-    "engine": "sequential", "graphs": "off", "gemm": "fp8", "max_tokens": 512, "max_minutes": 1.5, "snapshot_every": 8,
+    "engine": "sequential", "graphs": "off", "max_tokens": 512, "max_minutes": 1.5, "snapshot_every": 8,
     "fsync": 0, "track": "tensorboard", "save_weights": False, "weights": "int4", "parallel": "probes", "shares": 3,
     "timeout": 60, "shard": "fsdp",
     "offload": "disk", "memory": "8GB",
@@ -57,9 +57,6 @@ def test_round_trip_of_every_setting(tmp_path: Path) -> None:
         ({"steps": True}, "steps is True, expected int"),
         ({"steps": 1.5}, "steps is 1.5, expected int"),
         ({"steps": 0}, "steps must be at least 1"),
-        ({"gemm": "int8"}, "unknown gemm 'int8'; choose from: fp8"),
-        ({"gemm": "fp8", "method": "zero-shot"}, "leave out --gemm"),
-        ({"gemm": "fp8", "method": "mezo", "as_published": True}, "no two points whose products --gemm could round"),
         ({"steps": 2**32}, "steps must be below 2**32"),
         ({"data_seed": 2**32}, "data_seed must be below 2**32"),
         ({"seed": -1}, "seed must be at least 0"),
@@ -258,7 +255,6 @@ def test_the_configuration_of_a_run_of_0_1(tmp_path: Path) -> None:
     )
     config = recorded(file)
     assert (config.lr_schedule, config.schedule, config.rounding, config.as_published) == ("linear", None, None, True)
-    assert config.gemm is None  # which 0.1 did not have
 
 
 def test_rounding_as_published() -> None:

@@ -14,8 +14,6 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from ..engine.eight import MIN_FP8_TOKENS
-from ..errors import ZeroBlockError
 from ..journal.header import Header
 from ..journal.writer import Journal
 from ..quantise import stored_as
@@ -95,7 +93,6 @@ def measure(
     batch_size: int = 16,
     seed: int = 0,
     graphs: bool | None = None,
-    gemm: str | None = None,
     names: tuple[str, str],
     reference: float | None = None,
     idle_bytes: int = 0,
@@ -111,7 +108,6 @@ def measure(
         batch_size: examples per step.
         seed: the seed of noise, order of blocks and order of examples.
         graphs: whether to use CUDA graphs; None lets the engine choose.
-        gemm: see :class:`Engine`; the row's dtype includes it.
         names: names of model and task, for the row.
         reference: milliseconds per step of MeZO's own procedure, if measured.
         idle_bytes: bytes of memory that the process held before it loaded the model, on the CPU.
@@ -121,7 +117,7 @@ def measure(
     gauge = Gauge(first.device, idle_bytes)
     _wait(model)
     begin = time.perf_counter()
-    ready = variant.build(Choice(method, "forked"), model, seed=seed, graphs=graphs, gemm=gemm)
+    ready = variant.build(Choice(method, "forked"), model, seed=seed, graphs=graphs)
     assert isinstance(ready, variant.Ours)
     _wait(model)
     set_up = time.perf_counter() - begin
@@ -137,12 +133,6 @@ def measure(
                 ready.step(_batch(pool, batch_size, seed, step))
             ready.optimizer.flush()
             gauge.read(ready.held)  # then with all of it
-    if ready.engine.eight is not None and not ready.engine.eight.products:
-        raise ZeroBlockError(
-            f"no product was rounded to 8 bits on {names[1]}, because its rows have fewer than {MIN_FP8_TOKENS:,} "
-            "tokens or the method perturbs every layer: take longer texts, a larger --batch-size or a method of "
-            "blocks, or leave out --gemm"
-        )
     captures = 0 if graphs_of is None else graphs_of.captures
     tail = round(steps * (1 - STEADY_SHARE))
     mean, steady = 1e3 * ends[steps] / steps, 1e3 * (ends[steps] - ends[tail]) / (steps - tail)
@@ -153,7 +143,7 @@ def measure(
         task=names[1],
         method=method,
         device=first.device.type,
-        dtype=stored_as(model) + (f"+{gemm}" if gemm else ""),
+        dtype=stored_as(model),
         batch_size=batch_size,
         steps=steps,
         set_up_s=round(set_up, 3),

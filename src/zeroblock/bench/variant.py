@@ -168,7 +168,6 @@ def build(
     max_tokens: int | None = None,
     graphs: bool | None = None,
     interval: int | None = None,
-    gemm: str | None = None,
 ) -> Variant:
     """Make a variant ready to be timed.
 
@@ -179,12 +178,11 @@ def build(
         max_tokens: maximum length of a packed row.
         graphs: whether to use CUDA graphs; None lets the engine choose.
         interval: steps per turn for methods that hold a block; None for their default.
-        gemm: see :class:`Engine`.
     """
     if choice.engine == REFERENCE:
         return Published(REFERENCES[choice.method](model, LR, seed=seed))
     options: dict[str, Any] = {} if graphs is None else {"graphs": graphs}
-    engine = Engine(model, fork=choice.engine == "forked", max_tokens=max_tokens, gemm=gemm, **options)
+    engine = Engine(model, fork=choice.engine == "forked", max_tokens=max_tokens, **options)
     if choice.engine == "forked" and not engine.forked:
         raise ForkError(f"{type(model).__name__} cannot be forked: {engine.reason}")
     plain, given = get(choice.method)(specimen()), {}

@@ -108,9 +108,6 @@ def run(
         str | None, typer.Option(help="Store the layers' matrices as int8 or int4; then --no-reference is needed.")
     ] = None,
     graphs: Graphs = "auto",
-    gemm: Annotated[
-        str | None, typer.Option(help="fp8: 8-bit products after the active block; needs --dtype bf16.", metavar="fp8")
-    ] = None,
     reference: Annotated[bool, typer.Option(help="Also time MeZO's own procedure.")] = True,
     json: Json = False,
     csv: Csv = None,
@@ -120,18 +117,16 @@ def run(
 ) -> None:
     """Measure a real run: shuffled batches, packing, captures and journal included."""
     from ..bench import run as runs
-    from ..engine import eight
 
     if weights is not None and reference:
         raise ZeroBlockError("MeZO's own procedure moves weights in place, which integers cannot: add --no-reference")
-    eight.check(gemm)
     choice = graphed(graphs)
     sheet = Sheet(runs.RunRow, csv)
     on = stand(model, listed(task), data, encoded, tokenizer, device, dtype, seed=seed, weights=weights)
     for name, pool in on.pools.items():
         beside = runs.reference_ms(on.model, pool, batch_size, seed) if reference else None
         row = runs.measure(
-            on.model, pool, method, steps, batch_size=batch_size, seed=seed, graphs=choice, gemm=gemm,
+            on.model, pool, method, steps, batch_size=batch_size, seed=seed, graphs=choice,
             names=(model, name), reference=beside, idle_bytes=on.idle, tell=say,
         )  # fmt: skip
         sheet.add(row)

@@ -18,7 +18,7 @@ from ..exclusive import exclusive
 from ..ranks.wrapper import unwrapped
 from ..run.graph import Graphs
 from ..task.encoding import Encoded
-from . import bridge, eight, trial
+from . import bridge, trial
 from .forward import Forward
 from .fuse import find
 from .held import Prefix
@@ -68,10 +68,6 @@ class Engine(Forward):
         graphs: whether to capture steps as CUDA graphs; by default where it pays.
         hold: whether consecutive steps on the same objective and block reuse the hidden states before the block; the
             losses are the same to the bit. Captured steps never do. Do not edit weights through ``.data`` in between.
-        gemm: ``"fp8"`` computes the products of the layers after the active block with 8-bit numbers, for rows of at
-            least 1,024 tokens and matrices of at least 1,024 × 1,024 in bf16; everything else runs as without it. The
-            first point of a pass is rounded as it is, every other one as its difference from the first. Losses change
-            by the rounding; such rows are not captured.
     """
 
     why = Renamed("reason")
@@ -84,9 +80,7 @@ class Engine(Forward):
         max_tokens: int | None = None,
         graphs: bool | None = None,
         hold: bool = False,
-        gemm: str | None = None,
     ) -> None:
-        eight.check(gemm)
         if max_tokens is not None and max_tokens < 1:
             raise ZeroBlockError(f"max_tokens must be at least 1, got {max_tokens}")
         model = unwrapped(model)
@@ -134,8 +128,6 @@ class Engine(Forward):
                     ZeroBlockWarning,
                     stacklevel=2,
                 )
-        if gemm is not None:
-            self._round(fork)
         if hold and self.forked:
             cuts = self.cuts or trial.cuts(self, self._multiples(0))
             self.prefix = None if cuts is None else Prefix(model, self.anatomy, cuts)
@@ -145,23 +137,6 @@ class Engine(Forward):
                 ZeroBlockWarning,
                 stacklevel=2,
             )
-
-    def _round(self, fork: bool) -> None:
-        """Set up 8-bit products in the layers after the active block."""
-        if not (self.forked and self.packed):
-            reason = self.reason or ("it is an encoder-decoder" if fork else "fork is off (--engine sequential)")
-            raise ZeroBlockError(
-                f"gemm='fp8' is for forked passes over packed rows, which {type(self.model).__name__} does not have "
-                f"here ({reason}): leave it out"
-            )
-        self.eight = eight.find(
-            self.model,
-            self.anatomy,
-            self.device,
-            streams=self.shelf.streams,
-            spread=self.spread,
-            scattered=len(self.devices) > 1,
-        )
 
     def objective(
         self,

@@ -136,7 +136,7 @@ class Fork:
         self.thread = threading.get_ident()
         self.shown = 0
         """Number of running modules that show a point's weights, nested ones included."""
-        paired = in_pairs(points) and points[0].direction.paired
+        paired = _in_pairs(points) and points[0].direction.paired
         self.mirrored = paired and (tokens <= PAIR_TOKENS or stages >= PAIR_STAGES)
         """Whether the points come in pairs, and both copies of a pair are made at once."""
 
@@ -357,7 +357,7 @@ class Fork:
         return x.expand(self.strings, *x.shape[1:]) if one else x
 
 
-def in_pairs(points: Sequence[Point]) -> bool:
+def _in_pairs(points: Sequence[Point]) -> bool:
     """Whether the points come in pairs, each the two sides of one direction."""
     sides = list(zip(points[0::2], points[1::2], strict=False))
     return 2 * len(sides) == len(points) and all(_opposite(*pair) for pair in sides)

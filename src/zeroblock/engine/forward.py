@@ -27,7 +27,6 @@ from .anatomy import Anatomy, ForkError
 from .attention import attending, configs
 from .cut import Cuts, cutting, first, given, named
 from .decode import decoding, encoder_inputs
-from .eight import Eight
 from .fork import forking
 from .fuse import Fusions
 from .held import Prefix
@@ -65,7 +64,7 @@ class Forward:
         self.first_position = family.first_position(model)
         """The position id of a text's first token."""
         self.base = _base(model)
-        """The model without its head, if the head cannot be told which tokens to predict from; None if it can."""
+        """The model without its head, if the head cannot be told which tokens to predict from; else None."""
         self.reason = ""
         """The reason why the model is not packed or not forked; empty if it is both."""
         self.packed = False
@@ -82,8 +81,6 @@ class Forward:
         """The cuts of a pass that is captured in pieces; None if it cannot be cut."""
         self.prefix: Prefix | None = None
         """Holds the hidden states before the active block from step to step; None without ``hold``."""
-        self.eight: Eight | None = None
-        """The 8-bit products in the layers after the active block; None without ``gemm``."""
         self.fusions = Fusions()
         """The forwards of modules that are each replaced by one kernel."""
         self._watched: set[tuple[tuple[int, type], ...]] = set()
@@ -116,10 +113,6 @@ class Forward:
         warnings.warn(
             f"{type(self.model).__name__} is measured one point after another: {reason}", ZeroBlockWarning, stacklevel=7
         )
-
-    def rounds(self, row: Row | Padded | Pairs) -> bool:
-        """Whether passes over a row have 8-bit products; such passes are not captured."""
-        return self.eight is not None and isinstance(row, Row) and self.eight.pays(len(row.tokens))
 
     def totals(
         self,
@@ -158,8 +151,6 @@ class Forward:
                     fork = stack.enter_context(forking(self.anatomy, points, len(row.tokens), watch))
                     if self.prefix is not None and tape is None:
                         stack.enter_context(self.prefix.passing(row, points[0].direction.members))
-                    if self.eight is not None and self.rounds(row):
-                        stack.enter_context(self.eight.running(fork, self.fusions))
                 if tape is not None:
                     assert self.cuts is not None
                     stack.enter_context(cutting(self.cuts, tape, fork))

@@ -84,15 +84,6 @@ class Fusions:
                 for module, _ in self.forwards:
                     restore(module, None)  # none had a forward of its own
 
-    def untouched(self, module: nn.Module) -> bool:
-        """Whether the forward that a module has now is its class's or one of these."""
-        own = vars(module).get("forward")
-        return own is None or self._by_module.get(id(module)) is own
-
-    @functools.cached_property
-    def _by_module(self) -> dict[int, Forward]:
-        return {id(module): forward for module, forward in self.forwards}
-
     @property
     def _current(self) -> bool:
         """Whether every module still has the same children, and none of them has a hook or a forward of its own."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,7 +20,7 @@ from ..plan import Plan
 from ..shard import is_lost
 from ..step import Call, Objective, Staged, Tape
 from .anatomy import ForkError
-from .fork import in_pairs, scratch
+from .fork import scratch
 from .forward import Forward
 from .pack import Padded, Row
 from .pair import Pairs
@@ -99,7 +98,7 @@ class BatchObjective(Objective):
         graphs, (row, labels) = self.forward.graphs, self.rows[0]
         if graphs is None or len(self.rows) != 1 or not isinstance(row, Row):
             return None
-        if not graphs.pays(len(row.tokens), self.forward.numel) or self.forward.rounds(row):
+        if not graphs.pays(len(row.tokens), self.forward.numel):
             return None
         tokens, batch = len(row.tokens), torch.cat([*row.parts, labels])
         return Staged(
@@ -158,29 +157,12 @@ class BatchObjective(Objective):
             limit = self.forward.shelf.pass_tokens
             if limit is not None and isinstance(row, Pairs):
                 tokens_each += row.inputs.numel()
-            if self.forward.rounds(row) and not in_pairs(points):
-                totals = self._beside(row, points, tokens_each, limit)
-            else:
-                some = [points] if tape is not None else passes(points, tokens_each, limit)
-                totals = _joined([self.forward.totals(row, part, tape=tape) for part in some])
+            some = [points] if tape is not None else passes(points, tokens_each, limit)
+            totals = _joined([self.forward.totals(row, part, tape=tape) for part in some])
             sums.append(score.losses(totals, row, labels, self._loss))
             if self._by_token:
                 tokens.append(row.lengths.sum())
         return _sum(sums) / (_sum(tokens) if self._by_token else self.examples)
-
-    def _beside(self, row: Row | Padded | Pairs, points: Sequence[Point], tokens: int, limit: int | None) -> Tensor:
-        """(points, options) with the weights as they are in front of every pass.
-
-        8-bit products round the first point of a pass, and every other point as its difference from the first.
-        One-sided points are compared with the weights as they are, so these must be the first point of every pass,
-        whichever of the step's points run in it, here or on another rank.
-        """
-        origin = Point(points[0].direction, 0.0)
-        moved = [point for point in points if point.scale]
-        some = passes(moved, tokens, limit, beside=1)
-        parts = [self.forward.totals(row, (origin, *part)) for part in some]
-        totals, places = torch.cat([parts[0], *(part[1:] for part in parts[1:])]), itertools.count(1)
-        return totals[[next(places) if point.scale else 0 for point in points]]
 
     def _check_alike(self) -> None:
         """Refuse rows that only some of the processes would measure one point after another."""
@@ -208,7 +190,7 @@ class BatchObjective(Objective):
         return [(row.to(device), _sent(labels, device)) for row, labels in self.rows]
 
 
-def passes(points: Sequence[Point], tokens: int, limit: int | None = None, beside: int = 0) -> list[Sequence[Point]]:
+def passes(points: Sequence[Point], tokens: int, limit: int | None = None) -> list[Sequence[Point]]:
     """The points of each pass, as many as memory allows; both sides of a direction stay together.
 
     Every pass runs the modules before the block again.
@@ -217,9 +199,8 @@ def passes(points: Sequence[Point], tokens: int, limit: int | None = None, besid
         points: all points of a step.
         tokens: the number of tokens of the row that will run.
         limit: the most tokens of a pass, all points together, if the memory for rows is limited.
-        beside: the number of other points in every pass.
     """
-    most = at_once(tokens, limit) - beside
+    most = at_once(tokens, limit)
     return [points[a : a + most] for a in range(0, len(points), most)] or [points]
 
 

@@ -106,7 +106,8 @@ def read(path: Path) -> list[tuple[int, float]]:
         path.open(encoding="utf-8", errors="replace", newline="") as file,
     ):
         for row in csv.DictReader(file):
-            rows.append((int(row["step"]), float(row["seconds"])))
+            row_seconds = float(row["seconds"])
+            rows.append((int(row["step"]), row_seconds))
     ordered = itertools.takewhile(
         lambda pair: pair[0][0] <= pair[1][0] and pair[0][1] <= pair[1][1], itertools.pairwise([(0, 0.0), *rows])
     )

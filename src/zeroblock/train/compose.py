@@ -129,9 +129,6 @@ def check(config: Choice) -> None:
         quantise.check(how)
         if config.method == "ft":
             raise ZeroBlockError("ft computes gradients, which integers do not have: leave out --weights")
-    rounds = getattr(config, "gemm", None) is not None
-    if rounds and config.method not in METHODS:
-        raise ZeroBlockError(f"{config.method} takes no zeroth-order steps: leave out --gemm")
     if config.method not in METHODS:
         if given:
             raise ZeroBlockError(f"{config.method} takes no {next(iter(given))}")
@@ -147,11 +144,6 @@ def check(config: Choice) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ZeroBlockWarning)  # about the specimen's weights
         built = optimizer(config, quantise.store_(copy.deepcopy(specimen()), moved), rehearsal=True)
-    if rounds and built.restore == "subtract":
-        raise ZeroBlockError(
-            f"{config.method} as published moves the weights and measures one point after another, so there are no two "
-            "points whose products --gemm could round: leave it out, or as_published"
-        )
     if config.rounding == "stochastic" and built.parts["rounding"] != "stochastic":
         raise ZeroBlockError(
             f"{config.method} as published rounds to the nearest number, as its published code does: leave out "

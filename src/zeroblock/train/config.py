@@ -124,7 +124,6 @@ class Config:
 
     engine: Literal["forked", "sequential"] = _option("forked", "Measure both losses in one forked pass, or in two.")
     graphs: Literal["auto", "on", "off"] = _option("auto", "Use CUDA graphs.")
-    gemm: Literal["fp8"] | None = _option(None, "fp8: 8-bit products after the active block, for long texts.")
     parallel: Literal["data", "probes", "data,probes"] | None = _option(
         None, "What the ranks of torchrun share: the examples of a batch, the probes of a step, or both. [data]"
     )

@@ -121,7 +121,6 @@ def _check_shards(config: Config, rows: int, parts: int) -> None:
         "is for weights of 16 and 32 bits: leave out --weights": config.weights is not None,
         "is for the objective loss, which takes one pass per point": config.objective != "loss",
         "takes steps that cannot be captured: leave out --graphs on": config.graphs == "on",
-        "does not support 8-bit products: leave out --gemm": config.gemm is not None,
         "divides the memory already: leave out --offload and --memory": bool(config.offload or config.memory),
         "does not split rows: leave out --max-tokens, and lower --batch-size": config.max_tokens is not None,
     }

@@ -190,7 +190,7 @@ def prepare(
     if config.loss_over is not None and only_options(config.task):
         notes.append(f"loss_over has no effect: {task.name} trains on a cross-entropy over its options")
     if choices and not tasks.is_rows(config.task):
-        notes.append(f"{', '.join(choices)} have no effect: they are for own data in one of the known layouts")
+        notes.append(f"{', '.join(choices)} have no effect: they apply only to your own data in a known layout")
     if task.metric.of_loss:
         notes.append(
             f"the answers of {task.name} are too long for F1 to mean anything: its held-out loss decides (likelihood "
@@ -214,7 +214,7 @@ def prepare(
 def engine_of(config: Config, model: nn.Module) -> Engine:
     """The engine that a configuration describes."""
     graphs = {"auto": None, "on": True, "off": False}[config.graphs]
-    return Engine(model, fork=config.engine == "forked", max_tokens=config.max_tokens, graphs=graphs, gemm=config.gemm)
+    return Engine(model, fork=config.engine == "forked", max_tokens=config.max_tokens, graphs=graphs)
 
 
 def _notes(
