@@ -36,12 +36,3 @@ def precision(dtype: torch.dtype | str, device: torch.device) -> torch.dtype:
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, ["auto", *DTYPES])
     return DTYPES[dtype]
-
-
-def cpu_multiplies_bf16() -> bool:
-    """Whether this CPU has instructions for bf16 products (AVX-512 BF16 or AMX).
-
-    Steps take a half to a third of the time of fp32 there (AMD EPYC, SmolLM2-135M and Gemma-3-270M).
-    """
-    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # AMX comes with it
-    return bool(supported and supported())

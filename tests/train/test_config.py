@@ -10,13 +10,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from toy import PATIENCE_S
 from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.method import METHODS
 from zeroblock.train import Config
-from zeroblock.train.compose import fold_advice, options
+from zeroblock.train.compose import eps_advice, fold_advice, options
 from zeroblock.train.compose import optimizer as build
 from zeroblock.train.config import recorded
 from zeroblock.train.lr import lr_at
@@ -255,6 +256,31 @@ def test_the_configuration_of_a_run_of_0_1(tmp_path: Path) -> None:
     )
     config = recorded(file)
     assert (config.lr_schedule, config.schedule, config.rounding, config.as_published) == ("linear", None, None, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype", "told"),
+    [
+        ({}, torch.bfloat16, "eps 0.001 is 0.5% of the size of the weights"),
+        ({"method": "fzoo_bcd"}, torch.bfloat16, "--eps 0.008 or --dtype fp32"),
+        ({"eps": 0.002}, torch.bfloat16, "1.0%"),
+        ({"eps": 0.004}, torch.bfloat16, ""),
+        ({"lr": None}, torch.bfloat16, ""),
+        ({}, torch.float32, ""),
+        ({}, torch.float16, ""),
+    ],
+    ids=str,
+)
+def test_an_eps_that_bf16_hides_is_told(change: dict[str, object], dtype: torch.dtype, told: str) -> None:
+    from toy import Tiny
+
+    model = Tiny()
+    for param in model.parameters():
+        if param.dim() == 2:
+            nn.init.constant_(param, 0.2)
+    advice = eps_advice(build(Config.of({**BASE, **change}), model.to(dtype)))
+    assert told in advice
+    assert bool(told) == bool(advice)
 
 
 def test_rounding_as_published() -> None:

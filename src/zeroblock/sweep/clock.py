@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import itertools
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,9 +107,9 @@ def read(path: Path) -> list[tuple[int, float]]:
         path.open(encoding="utf-8", errors="replace", newline="") as file,
     ):
         for row in csv.DictReader(file):
-            row_seconds = float(row["seconds"])
-            rows.append((int(row["step"]), row_seconds))
+            rows.append((int(row["step"]), float(row["seconds"])))
     ordered = itertools.takewhile(
-        lambda pair: pair[0][0] <= pair[1][0] and pair[0][1] <= pair[1][1], itertools.pairwise([(0, 0.0), *rows])
+        lambda pair: pair[0][0] <= pair[1][0] and pair[0][1] <= pair[1][1] < math.inf,
+        itertools.pairwise([(0, 0.0), *rows]),
     )
     return [row for _, row in ordered]

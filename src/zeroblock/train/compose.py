@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import statistics
 import warnings
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from .. import quantise
@@ -17,7 +19,18 @@ from ..method import METHODS, specimen
 from ..noise import Rounding
 from ..optimizer import ZeroOrder
 from ..schedule import by_name as schedule_by_name
+from ..size import root_mean_square
 from ..turn import Turns
+
+SMALL_EPS = 0.015
+"""Relative to the weights, the distance below which bf16 hides the difference of two losses.
+
+The coefficients of SmolLM2's layers on sst2, batch 16, have a correlation with those of fp32 of 0.61 at 0.005, 0.75 at
+0.01, 0.91 at 0.02 and 0.98 at 0.04."""
+GOOD_EPS = 0.04
+"""A distance that bf16 resolves."""
+SAMPLE = 1 << 16
+"""Elements of a matrix that are looked at."""
 
 
 class Choice(Protocol):
@@ -118,6 +131,22 @@ def fold_advice(config: Choice, built: ZeroOrder) -> str:
     return (
         f"the weights are written every {often} instead of every {built.interval} steps, because of evaluations every "
         f"{config.every} steps: --eval-every {better} is faster"
+    )
+
+
+def eps_advice(built: ZeroOrder) -> str:
+    """Say that losses in bf16 do not resolve ``eps``; empty if they do, or if eps is in units of the weights."""
+    if built.chose_units or built.weights.sharded:
+        return ""
+    params = [p for p in built.params.values() if p.dim() == 2 and p.dtype == torch.bfloat16]
+    sizes = [root_mean_square(built.weights.shelf.value(p).flatten()[:SAMPLE]) for p in params]
+    eps = max(abs(point.scale) for point in built.plan().points)
+    size = statistics.median(sizes) if sizes else 0.0
+    if eps >= SMALL_EPS * size:
+        return ""
+    return (
+        f"eps {eps:g} is {eps / size:.1%} of the size of the weights, and losses in bf16 are rounded so that most of "
+        f"what a step measures is noise: leave out --lr and --eps, or give --eps {GOOD_EPS * size:.1g} or --dtype fp32"
     )
 
 

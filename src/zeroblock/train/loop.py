@@ -18,7 +18,7 @@ from ..report.about import block_sizes, write_about
 from ..report.track import LOCAL
 from ..report.track import check as check_tracker
 from ..report.view import Quiet, View
-from .compose import fold_advice
+from .compose import eps_advice, fold_advice
 from .config import BACKPROPAGATION, EXECUTION, Config
 from .folder import Folder
 from .follower import Log, Unwritten
@@ -169,9 +169,9 @@ def _begin(config: Config, folder: Folder, view: View, peers: Peers, again: bool
     peers.first(describe)
     if optimizer is None:
         return session.go()
-    advice = fold_advice(config, optimizer)
-    if advice:
-        view.note(advice)
+    for advice in (fold_advice(config, optimizer), "" if config.adapter else eps_advice(optimizer)):
+        if advice:
+            view.note(advice)
     header = Header.of(
         optimizer, model=config.model, task=Path(config.task).name, data=workload.fingerprint,
         method=config.method, random_weights=config.random_weights, exams=workload.exam_digest,
