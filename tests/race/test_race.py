@@ -256,7 +256,9 @@ def test_the_clock_leaves_out_evaluations_and_goes_on_after_a_kill(tmp_path, mon
     assert read(path) == [(1, 0.0), (2, 10.0), (3, 20.0), (4, 20.0), (5, 27.0)]
 
 
-@pytest.mark.parametrize("damaged", [b"4,", b"4", b"4,\xff\xfe", b"x,30.0", b"2,30.0", b"4,nan", b"4,19.0", b"4,inf", b"\x00"])
+@pytest.mark.parametrize(
+    "damaged", [b"4,", b"4", b"4,\xff\xfe", b"x,30.0", b"2,30.0", b"4,nan", b"4,19.0", b"4,inf", b"\x00"]
+)
 def test_a_damaged_row_of_the_clock_costs_only_the_rows_from_there_on(damaged, tmp_path):
     path = tmp_path / CLOCK
     path.write_bytes(b"step,seconds\n1,0.0\n2,10.0\n3,20.0\n" + damaged + b"\n5,40.0\n")
