@@ -266,6 +266,7 @@ def test_the_configuration_of_a_run_of_0_1(tmp_path: Path) -> None:
         ({"eps": 0.002}, torch.bfloat16, "1.0%"),
         ({"eps": 0.004}, torch.bfloat16, ""),
         ({"lr": None}, torch.bfloat16, ""),
+        ({"method": "mezo"}, torch.bfloat16, ""),
         ({}, torch.float32, ""),
         ({}, torch.float16, ""),
     ],

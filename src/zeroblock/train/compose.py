@@ -135,8 +135,11 @@ def fold_advice(config: Choice, built: ZeroOrder) -> str:
 
 
 def eps_advice(built: ZeroOrder) -> str:
-    """Say that losses in bf16 do not resolve ``eps``; empty if they do, or if eps is in units of the weights."""
-    if built.chose_units or built.weights.sharded:
+    """Say that losses in bf16 do not resolve ``eps``; empty if they do, or if eps is in units of the weights.
+
+    Whole-model methods are exempt: their losses differ by as much more as more weights are perturbed.
+    """
+    if built.chose_units or built.weights.sharded or len(built.blocks) == 1:
         return ""
     params = [p for p in built.params.values() if p.dim() == 2 and p.dtype == torch.bfloat16]
     sizes = [root_mean_square(built.weights.shelf.value(p).flatten()[:SAMPLE]) for p in params]
