@@ -145,7 +145,7 @@ def test_encoded_examples_come_back(tmp_path: Path) -> None:
 def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"context": [1], "options": [[2]], "label": 0}\n' + line + "\n")
-    with pytest.raises(ZeroBlockError, match=r"bad\.jsonl:2: wants"):
+    with pytest.raises(ZeroBlockError, match=r"bad\.jsonl:2: needs"):
         batch.read(path, "options")
 
 
