@@ -137,7 +137,7 @@ def fold_advice(config: Choice, built: ZeroOrder) -> str:
 def eps_advice(built: ZeroOrder) -> str:
     """Say that losses in bf16 do not resolve ``eps``; empty if they do, or if eps is in units of the weights.
 
-    Whole-model methods are exempt: their losses differ by as much more as more weights are perturbed.
+    Whole-model methods are exempt: their two losses differ by more (a correlation of 0.95 for mezo at 0.005).
     """
     if built.chose_units or built.weights.sharded or len(built.blocks) == 1:
         return ""
