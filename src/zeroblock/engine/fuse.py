@@ -86,7 +86,7 @@ class Fusions:
 
     @property
     def _current(self) -> bool:
-        """Whether every module still has the same children, and none of them has a hook or a forward of its own."""
+        """Whether modules still have the same children, and no forward of their own or hook that may change results."""
         return all(
             module._modules == held and all(_plain(one) for one in (module, *held.values()) if one is not None)
             for module, held in self.children
