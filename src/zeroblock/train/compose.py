@@ -148,8 +148,9 @@ def eps_advice(built: ZeroOrder) -> str:
     if eps >= SMALL_EPS * size:
         return ""
     return (
-        f"eps {eps:g} is {eps / size:.1%} of the size of the weights, and losses in bf16 are rounded so that most of "
-        f"what a step measures is noise: leave out --lr and --eps, or give --eps {GOOD_EPS * size:.1g} or --dtype fp32"
+        f"eps {eps:g} is {eps / size:.1%} of the size of the weights, which is too small for losses in bf16: much of "
+        f"what a step measures is their rounding; leave out --lr and --eps, or give --eps {GOOD_EPS * size:.1g} or "
+        "--dtype fp32"
     )
 
 
