@@ -258,10 +258,17 @@ def test_the_configuration_of_a_run_of_0_1(tmp_path: Path) -> None:
     assert (config.lr_schedule, config.schedule, config.rounding, config.as_published) == ("linear", None, None, True)
 
 
+def test_a_run_that_began_with_8_bit_products_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(Config.of(BASE).dump() + 'gemm = "fp8"\n')
+    with pytest.warns(ZeroBlockWarning, match="8-bit products"):
+        assert recorded(file) == Config.of(BASE)
+
+
 @pytest.mark.parametrize(
     ("change", "dtype", "told"),
     [
-        ({}, torch.bfloat16, "eps 0.001 is 0.5% of the size of the weights"),
+        ({}, torch.bfloat16, "eps 0.001 is 0.5% of the weights' size"),
         ({"method": "fzoo_bcd"}, torch.bfloat16, "--eps 0.008 or --dtype fp32"),
         ({"eps": 0.002}, torch.bfloat16, "1.0%"),
         ({"eps": 0.004}, torch.bfloat16, ""),

@@ -14,6 +14,7 @@ from torch import nn
 
 from .. import quantise
 from ..block import by_name as partition_by_name
+from ..budget import EPS
 from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..method import METHODS, specimen
 from ..noise import Rounding
@@ -27,8 +28,6 @@ SMALL_EPS = 0.015
 
 The coefficients of SmolLM2's layers on sst2, batch 16, have a correlation with those of fp32 of 0.61 at 0.005, 0.75 at
 0.01, 0.91 at 0.02 and 0.98 at 0.04."""
-GOOD_EPS = 0.04
-"""A distance that bf16 resolves."""
 SAMPLE = 1 << 16
 """Elements of a matrix that are looked at."""
 
@@ -148,9 +147,8 @@ def eps_advice(built: ZeroOrder) -> str:
     if eps >= SMALL_EPS * size:
         return ""
     return (
-        f"eps {eps:g} is {eps / size:.1%} of the size of the weights, which is too small for losses in bf16: much of "
-        f"what a step measures is their rounding; leave out --lr and --eps, or give --eps {GOOD_EPS * size:.1g} or "
-        "--dtype fp32"
+        f"eps {eps:g} is {eps / size:.1%} of the weights' size, too small a distance for losses in bf16: much of what "
+        f"a step measures is rounding; leave out --lr and --eps, or give --eps {EPS * size:.1g} or --dtype fp32"
     )
 
 
