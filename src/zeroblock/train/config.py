@@ -320,8 +320,7 @@ def recorded(path: str | Path, *, trust_remote_code: bool = False) -> Config:
     if is_rows(values.get("task")) and "ending" not in values:  # 0.1 read the user's own data in this way only
         values |= {"turns": "last", "ending": "newline", "metric": "f1"}
     if values.pop("gemm", None) is not None:  # 0.2 had it for a day, unreleased
-        text = f"{path}: 8-bit products (gemm) are gone: recorded steps replay as they are, new ones do without"
-        warnings.warn(text, ZeroBlockWarning, stacklevel=2)
+        warnings.warn(f"{path}: gemm is gone; new steps do without 8-bit products", ZeroBlockWarning, stacklevel=2)
     return _named(path, values)
 
 
