@@ -45,9 +45,14 @@ def _receive(number: int, frame: FrameType | None) -> None:
 
 
 def _deliver() -> None:
+    """Pass on the Ctrl-C that waits, unless a shield is closed; with no shield left, our handler goes first."""
     global _waiting
-    if _waiting is not None and not any(shield.closed for shield in _shields):
-        waiting, _waiting = _waiting, None
+    if threading.current_thread() is not threading.main_thread() or any(shield.closed for shield in _shields):
+        return
+    waiting, _waiting = _waiting, None
+    if not _shields and signal.getsignal(signal.SIGINT) is _receive:
+        signal.signal(signal.SIGINT, _handler)
+    if waiting is not None:
         _handler(*waiting)
 
 
@@ -70,14 +75,12 @@ def uninterrupted() -> Iterator[Shield]:
         yield shield
         return
     try:
+        _shields.append(shield)  # before our handler is installed: so there is no Ctrl-C that it would not hold back
         if own is not _receive:
             _handler = own
-            signal.signal(signal.SIGINT, _receive)  # passes Ctrl-C on until the next line has run
-        _shields.append(shield)
+            signal.signal(signal.SIGINT, _receive)
         yield shield
     finally:
         if shield in _shields:  # not if an outer context ended first: an abandoned generator
             del _shields[_shields.index(shield) :]
-        if not _shields and signal.getsignal(signal.SIGINT) is _receive:
-            signal.signal(signal.SIGINT, _handler)
         _deliver()
