@@ -37,7 +37,7 @@ def test_the_python_of_a_page(page: str, tmp_path: Path, monkeypatch: pytest.Mon
     batch = {"input_ids": tokens, "labels": tokens}
     names: dict[str, Any] = {
         "zb": zb, "torch": torch, "model": model, "batch": batch, "a": tokens[:1], "b": tokens[1:],
-        "optimizer": zb.mezo_bcd(model, lr=1e-5), "objective": lambda x: model(input_ids=x, labels=x).loss,
+        "optimizer": zb.mezo_bcd(model, steps=2000), "objective": lambda x: model(input_ids=x, labels=x).loss,
         "closure": lambda: names["model"](**batch).loss, "encoded": [Encoded((3, 4, 5), ((6,), (7, 8)))],
         "labels": [1], "accuracy": lambda m: float((m(tokens).logits.argmax(-1) == tokens).float().mean()),
         "generate": lambda m, prompts: m(tokens).logits.argmax(-1).tolist(), "prompts": tokens, "reward": len,
@@ -48,7 +48,7 @@ def test_the_python_of_a_page(page: str, tmp_path: Path, monkeypatch: pytest.Mon
             before, _, after = snippet.partition("records = []")
             exec(before, names)
             names["model"], names["base_model"] = fresh(), fresh()
-            names["optimizer"] = zb.mezo_bcd(names["model"], lr=1e-5)
+            names["optimizer"] = zb.mezo_bcd(names["model"], steps=2000)
             exec("records = []" + after, names)
             assert torch.equal(names["model"].lm_head.weight, names["base_model"].lm_head.weight)
         else:
