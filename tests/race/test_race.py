@@ -343,6 +343,36 @@ def test_a_runner_that_trained_for_too_long_is_named(tmp_path):
     assert notes(course) == ["mezo, seed 1: trained for 26.8 s, not 12 s"]
 
 
+def test_an_eps_that_bf16_does_not_resolve_is_noted_once(toys, monkeypatch, tmp_path):
+    """With the toy's weights of 0.1, an eps of 1e-4 is 0.1 %; without a learning rate, eps fits the weights."""
+    race = Race({"model": "m", "task": "sst2"}, (Entrant("wide", "mezo_bcd", (1e-3,)),), seeds=2)
+    course = Course(race, tmp_path)
+    for change in ({}, {"dtype": "fp32"}, {"eps": 2e-3}, {"lr": None, "eps": None}, {"method": "mezo"}):
+        settings = {"method": "mezo_bcd", "lr": 1e-3, "eps": 1e-4, "dtype": "bf16", **change}
+        heat, _ = heat_of(toys, monkeypatch, **{name: value for name, value in settings.items() if value is not None})
+        assert bool(heat.caution) == (not change)
+        if not change:
+            for seed in range(2):
+                score = scored([0.0, 1.0], [1.0, 0.5])
+                score = dataclasses.replace(score, entrant="wide", seed=seed, caution=heat.caution)
+                course.done[race.run(race.entrants[0], 1e-3, seed).name] = score
+    (note,) = notes(course)
+    assert note.startswith("wide: eps 0.0001 is 0.1% of the weights' size, too small a distance for losses in bf16")
+    assert note.endswith("race NAME=mezo_bcd with --set NAME.eps=0.004, or all methods with --dtype fp32")
+
+
+@pytest.mark.parametrize("result", ["", "{", "[]", '{"entrant": "mezo"}'])
+def test_a_heat_whose_result_cannot_be_read_has_failed(tmp_path, result):
+    race = Race({"model": "m", "task": "sst2"}, (Entrant("mezo", "mezo", (1e-3,)),), seeds=1)
+    course = Course(race, tmp_path)
+    heat = race.run(race.entrants[0], 1e-3, 0)
+    course.place(heat).write_text(result)
+    assert course.end(heat, "") is None
+    assert course.failed[heat.name].startswith("its result cannot be read")
+    assert not course.place(heat).exists()
+    assert Course.open(tmp_path).failed == course.failed
+
+
 def test_two_tasks_of_one_name_and_a_folder_of_several_races(tmp_path):
     ran = zeroblock("race", "--model", "m", "--task", "sst2,sst2", "--dry-run")
     assert ran.returncode == 2

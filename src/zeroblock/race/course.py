@@ -22,6 +22,8 @@ from .score import Score
 STATE, HEATS = "race.json", "heats.jsonl"
 FIXED = ("settings", "overrides", "minutes", "share", "evals", "jobs")
 """Settings that cannot change when a race continues; entrants and seeds can be added."""
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, StopIteration)
+"""What reading a result raises that is not one."""
 
 
 class Course:
@@ -108,12 +110,18 @@ class Course:
         """
         path = self.place(heat)
         if not error and path.is_file():
-            line = path.read_text(encoding="utf-8")
-            self.done[heat.name] = Score.of(json.loads(line))
-            with atomic.append(self.folder / HEATS) as file:
-                file.write(json.dumps({"heat": heat.name, **json.loads(line)}).encode() + b"\n")
+            try:
+                line = json.loads(path.read_text(encoding="utf-8"))
+                score = Score.of(line)
+            except UNREADABLE as damage:
+                error = f"its result cannot be read ({damage!r})"
+            else:
+                self.done[heat.name] = score
+                with atomic.append(self.folder / HEATS) as file:
+                    file.write(json.dumps({"heat": heat.name, **line}).encode() + b"\n")
+                self.failed.pop(heat.name, None)
             path.unlink()
-            self.failed.pop(heat.name, None)
+        if heat.name in self.done:
             return self.done[heat.name]
         self.failed[heat.name] = error or "it ended early"
         self.save()
@@ -185,7 +193,7 @@ class Course:
             try:
                 row = json.loads(line)
                 self.done[str(row["heat"])] = Score.of(row)
-            except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+            except UNREADABLE as error:
                 raise ZeroBlockError(
                     f"{path}: line {number} is not the result of a heat ({error!r}): remove it"
                 ) from error

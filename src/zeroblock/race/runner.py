@@ -32,6 +32,7 @@ from ..sweep.worker import Job
 from ..task.metric import LIKELIHOOD
 from ..train import cache
 from ..train.batch import Batches
+from ..train.compose import small_eps
 from ..train.config import Config
 from ..train.learner import ZerothOrder, learner
 from ..train.lr import lr_at
@@ -69,7 +70,7 @@ def make(job: Job) -> str:
         result = heat.run(tests=job["kind"] == "run")
     about = {name: job[name] for name in ("entrant", "kind")}
     about |= {"method": config.method, "lr": config.lr, "seed": config.seed, "dtype": config.dtype}
-    about |= host.stamp(heat.device)
+    about |= host.stamp(heat.device) | {"caution": heat.caution}
     atomic.write(Path(job["folder"]), json.dumps(plain(about | result)) + "\n")
     return ""
 
@@ -117,6 +118,7 @@ class Heat:
         self.evaluators = {"dev": dataclasses.replace(work.evaluator, task=task), "test": work.evaluator}
         self.learner = learner(self.config, work.model, self._on_step) if self.config.trains else None
         self.optimizer = self.learner.optimizer if isinstance(self.learner, ZerothOrder) else None
+        self.caution = self._caution()
         size = self.config.batch_size * self.config.accumulate
         self.batches = Batches(len(work.train), size, self.config.data_seed) if self.learner else None
         self.seconds = 0.0
@@ -164,6 +166,14 @@ class Heat:
             "test": test.value if test else None, "test_loss": test.loss if test else None,
             "test_n": test.n if test else 0,
         }  # fmt: skip
+
+    def _caution(self) -> str:
+        """What makes the heat worse than its method is, with the setting that mends it; empty if nothing does."""
+        if self.optimizer is None or self.config.adapter or (found := small_eps(self.optimizer)) is None:
+            return ""
+        told, better = found
+        name = self.config.method
+        return f"{told}; race NAME={name} with --set NAME.eps={better:g}, or all methods with --dtype fp32"
 
     @property
     def steps(self) -> int:

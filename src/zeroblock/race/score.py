@@ -50,6 +50,7 @@ class Score:
         seconds: seconds of training.
         evaluating: seconds of evaluation, which are not on the clock.
         about: dtype, machine, versions and date.
+        caution: what makes the result worse than the method is, with the setting that mends it; empty if nothing does.
     """
 
     entrant: str
@@ -67,6 +68,7 @@ class Score:
     seconds: float
     evaluating: float
     about: Mapping[str, str]
+    caution: str = ""
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Score:
@@ -87,7 +89,7 @@ class Score:
             best, _number(line["test"]), str(line["metric"]), str(line["dev_metric"]),
             (int(line["dev_n"]), int(line["test_n"])), int(line["steps"]), int(line["forwards"]),
             _number(line["seconds"]), _number(line["evaluating"]),
-            {name: str(line[name]) for name in ("dtype", "machine", "versions", "date")},
+            {name: str(line[name]) for name in ("dtype", "machine", "versions", "date")}, str(line.get("caution", "")),
         )  # fmt: skip
 
 

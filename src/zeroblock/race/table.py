@@ -198,7 +198,7 @@ def rules(course: Course) -> list[str]:
 
 
 def notes(course: Course) -> list[str]:
-    """List the heats that failed, the runners that trained for too long, and the number still to run."""
+    """List the heats that failed, the runners that trained for too long, cautions, and the number still to run."""
     race, scores = course.race, course.scores
     reasons: dict[str, list[str]] = {}
     for name, why in course.failed.items():  # heats often fail for one reason, each with its own step
@@ -210,6 +210,7 @@ def notes(course: Course) -> list[str]:
         for one in group
         if one.seconds > OVERTIME * race.seconds
     ]
+    found += dict.fromkeys(f"{one.entrant}: {one.caution}" for group in scores.values() for one in group if one.caution)
     left = {one.name: race.seeds - len(scores[one.name]) for one in race.entrants}
     return found + [f"{name}: {count} of {race.seeds} runners to go" for name, count in left.items() if count]
 

@@ -133,23 +133,33 @@ def fold_advice(config: Choice, built: ZeroOrder) -> str:
     )
 
 
-def eps_advice(built: ZeroOrder) -> str:
-    """Say that losses in bf16 do not resolve ``eps``; empty if they do, or if eps is in units of the weights.
+def small_eps(built: ZeroOrder) -> tuple[str, float] | None:
+    """Say that losses in bf16 do not resolve ``eps``, with one that they do.
 
-    Whole-model methods are exempt: their two losses differ by more (a correlation of 0.95 for mezo at 0.005).
+    Returns None if they resolve it, or if eps is in units of the weights.  Whole-model methods are exempt: their two
+    losses differ by more (a correlation of 0.95 for mezo at 0.005).
     """
     if built.chose_units or built.weights.sharded or len(built.blocks) == 1:
-        return ""
+        return None
     params = [p for p in built.params.values() if p.dim() == 2 and p.dtype == torch.bfloat16]
     sizes = [root_mean_square(built.weights.shelf.value(p).flatten()[:SAMPLE]) for p in params]
     eps = max(abs(point.scale) for point in built.plan().points)
     size = statistics.median(sizes) if sizes else 0.0
     if eps >= SMALL_EPS * size:
-        return ""
-    return (
+        return None
+    told = (
         f"eps {eps:g} is {eps / size:.1%} of the weights' size, too small a distance for losses in bf16: much of what "
-        f"a step measures is rounding; leave out --lr and --eps, or give --eps {EPS * size:.1g} or --dtype fp32"
+        "a step measures is rounding"
     )
+    return told, float(f"{EPS * size:.1g}")
+
+
+def eps_advice(built: ZeroOrder) -> str:
+    """Advise another eps where losses in bf16 do not resolve it; empty where they do."""
+    if (found := small_eps(built)) is None:
+        return ""
+    told, better = found
+    return f"{told}; leave out --lr and --eps, or give --eps {better:g} or --dtype fp32"
 
 
 def check(config: Choice) -> None:
