@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,23 @@ def test_the_weights_are_those_of_the_same_batches_by_optimizer_step(whole: Any,
     assert len(batches) == 18
     assert same_weights(run.model, by_hand(batches, [2] * STEPS, plain))
     assert not same_weights(run.model, model())
+
+
+@pytest.mark.parametrize("change", [{}, {"learning_rate": None}, {"eps": 2e-2}, {"dtype": torch.float32}])
+def test_an_eps_that_bf16_does_not_resolve_is_warned_about(tmp_path: Path, change: dict[str, Any]) -> None:
+    """The toy's weights have a size of 0.3: an eps of 1e-3 is a third of a percent of it, 2e-2 seven."""
+    given = {"learning_rate": 1e-3, "eps": 1e-3, "dtype": torch.bfloat16, **change}
+    options = {} if given["learning_rate"] is None else {"eps": given["eps"]}
+    args = {"learning_rate": given["learning_rate"]}
+    run = trainer(tmp_path, model=model().to(given["dtype"]), args=args, method_kwargs=options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.create_optimizer()
+    told = [str(one.message) for one in caught if "too small a distance for losses in bf16" in str(one.message)]
+    assert len(told) == (not change)
+    assert all(
+        "give learning_rate=None, or method_kwargs={'eps': 0.01}, or load the model in fp32" in one for one in told
+    )
 
 
 def test_the_log_has_the_loss_the_coefficient_and_the_block(whole: Any) -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from ..errors import ZeroBlockError, ZeroBlockWarning
+from ..optimizer import ZeroOrder
+from ..precision import small_eps
 
 MAX_GRAD_NORM = 1.0
 """The Trainer's default, which does not show that the user asked for it."""
@@ -62,6 +64,21 @@ def check(args: Any, model: nn.Module, optimizer_cls_and_kwargs: object) -> None
         idle.append("optim (choose with method=)")
     if idle:
         warnings.warn(f"without gradients these have no effect: {'; '.join(idle)}", ZeroBlockWarning, stacklevel=4)
+
+
+def check_eps(optimizer: ZeroOrder) -> None:
+    """Warn of an ``eps`` that losses in bf16 do not resolve.
+
+    Args:
+        optimizer: the optimizer that the Trainer has built.
+    """
+    if (found := small_eps(optimizer)) is not None:
+        told, better = found
+        warnings.warn(
+            f"{told}; give learning_rate=None, or method_kwargs={{'eps': {better:g}}}, or load the model in fp32",
+            ZeroBlockWarning,
+            stacklevel=4,
+        )
 
 
 @contextlib.contextmanager

@@ -145,6 +145,7 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
             lr = options.pop("lr", self.args.learning_rate)
             optimizer = factory(self.model, lr, **{**common, **options})
             self._finds_lr = lr is None and optimizer.subspace.relative and optimizer.length is None
+            argument.check_eps(optimizer)
         if optimizer.model is not self.model:
             raise ZeroBlockError(
                 f"the optimizer was built on another {type(optimizer.model).__name__} than the Trainer's: give its "

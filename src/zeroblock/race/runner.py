@@ -25,6 +25,7 @@ from ..bench import host
 from ..budget import Budget
 from ..evaluate.evaluator import Evaluation
 from ..evaluate.measurement import plain
+from ..precision import small_eps
 from ..record import Record
 from ..report.summary import select
 from ..run.graph import Graphs
@@ -32,7 +33,6 @@ from ..sweep.worker import Job
 from ..task.metric import LIKELIHOOD
 from ..train import cache
 from ..train.batch import Batches
-from ..train.compose import small_eps
 from ..train.config import Config
 from ..train.learner import ZerothOrder, learner
 from ..train.lr import lr_at

@@ -5,31 +5,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import statistics
 import warnings
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from .. import quantise
 from ..block import by_name as partition_by_name
-from ..budget import EPS
 from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..method import METHODS, specimen
 from ..noise import Rounding
 from ..optimizer import ZeroOrder
+from ..precision import small_eps
 from ..schedule import by_name as schedule_by_name
-from ..size import root_mean_square
 from ..turn import Turns
-
-SMALL_EPS = 0.015
-"""Relative to the weights, the distance below which bf16 hides the difference of two losses.
-
-The coefficients of SmolLM2's layers on sst2, batch 16, have a correlation with those of fp32 of 0.61 at 0.005, 0.75 at
-0.01, 0.91 at 0.02 and 0.98 at 0.04."""
-SAMPLE = 1 << 16
-"""Elements of a matrix that are looked at."""
 
 
 class Choice(Protocol):
@@ -131,27 +120,6 @@ def fold_advice(config: Choice, built: ZeroOrder) -> str:
         f"the weights are written every {often} instead of every {built.interval} steps, because of evaluations every "
         f"{config.every} steps: --eval-every {better} is faster"
     )
-
-
-def small_eps(built: ZeroOrder) -> tuple[str, float] | None:
-    """Say that losses in bf16 do not resolve ``eps``, with one that they do.
-
-    Returns None if they resolve it, or if eps is in units of the weights.  Whole-model methods are exempt: their two
-    losses differ by more (a correlation of 0.95 for mezo at 0.005).
-    """
-    if built.chose_units or built.weights.sharded or len(built.blocks) == 1:
-        return None
-    params = [p for p in built.params.values() if p.dim() == 2 and p.dtype == torch.bfloat16]
-    sizes = [root_mean_square(built.weights.shelf.value(p).flatten()[:SAMPLE]) for p in params]
-    eps = max(abs(point.scale) for point in built.plan().points)
-    size = statistics.median(sizes) if sizes else 0.0
-    if eps >= SMALL_EPS * size:
-        return None
-    told = (
-        f"eps {eps:g} is {eps / size:.1%} of the weights' size, too small a distance for losses in bf16: much of what "
-        "a step measures is rounding"
-    )
-    return told, float(f"{EPS * size:.1g}")
 
 
 def eps_advice(built: ZeroOrder) -> str:
