@@ -123,7 +123,7 @@ def _by_depth(frame: DataFrame, subject: str) -> Figure:
         rest[-1].set_ylim(low, high)
         figure.plain_ticks(rest[-1].yaxis, [tick for tick in PLAIN if low <= tick <= high])
     rest[-len(chances)].annotate(
-        "uniform", (1, 1 / frame.block.nunique()), (-2, 2), xycoords=("axes fraction", "data"), ha="right",
+        "uniform", (0.55, 1 / frame.block.nunique()), (0, 5), xycoords=("axes fraction", "data"), ha="center",
         fontsize=6.5, textcoords="offset points", color=figure.GREY,
     )  # fmt: skip
     grid[-1].set_xlabel("block, from input to output")
