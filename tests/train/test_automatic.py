@@ -12,7 +12,8 @@ import pytest
 from loop_toy import Kill, kept, settings
 from typer.testing import CliRunner
 
-from toy import same
+import zeroblock as zb
+from toy import Tiny, next_token, same
 from toy import snapshot as copy_of
 from zeroblock import budget
 from zeroblock.budget import DISPLACEMENT, Budget
@@ -20,11 +21,11 @@ from zeroblock.cli import app
 from zeroblock.errors import ZeroBlockError
 from zeroblock.journal import read
 from zeroblock.report.view import Progress, Quiet, step_line
-from zeroblock.schedule import SCHEDULES, Weighing
+from zeroblock.schedule import SCHEDULES, Economical, Weighing
 from zeroblock.schedule.base import Blind
 from zeroblock.size import root_mean_square
 from zeroblock.train import Config, resume, run
-from zeroblock.train.lr import Rates
+from zeroblock.train.lr import Rates, unweighted
 
 
 class Sizes(Quiet):
@@ -198,6 +199,50 @@ def test_rates_keep_the_budget_whatever_the_clock_says(monkeypatch: pytest.Monke
     assert spent**0.5 == pytest.approx(DISPLACEMENT, rel=0.01)
     assert taken[-1] < 0.1 * max(taken)
     assert max(taken) < DISPLACEMENT
+
+
+@pytest.mark.parametrize("slow", [{0: 20.0}, {0: 5.0, 1: 5.0}, dict.fromkeys(range(32), 0.1)])
+def test_steps_that_compile_do_not_spend_the_budget(monkeypatch: pytest.MonkeyPatch, slow: dict[int, float]) -> None:
+    """Five minutes of 10 ms per step, after a few that take up to two thousand times as long."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    blocks, rates = 32, Rates(Config(model="m", task="t", steps=10**6, max_minutes=5.0), Budget(32), 300.0)
+    taken: list[float] = []
+    while now < 300.0:
+        taken.append(rates.at(len(taken)))
+        now += slow.get(len(taken) - 1, 0.01)
+    ideal = Budget(blocks).rate(len(taken), "linear")
+    spent = [lr * lr / blocks for lr in taken]
+    assert sum(spent) ** 0.5 == pytest.approx(DISPLACEMENT, rel=0.01)
+    assert max(taken) < 3.5 * ideal
+    assert sum(spent[: len(spent) // 20]) < 0.3 * DISPLACEMENT**2  # ideally 14 %
+
+
+@pytest.mark.parametrize("schedule", ["economical:0.2,0.6,2,1", "economical", "proportional"])
+def test_a_resumed_run_of_minutes_spends_what_is_left_of_the_budget(
+    llama: Path, data: Path, tmp_path: Path, schedule: str
+) -> None:
+    """Records hold rates with the schedule's weights, and the budget knows them without."""
+    config = settings(llama, data, lr=None, steps=10_000, eval_every=10_000, max_minutes=0.03)
+    config = config.replace(schedule=schedule)
+    assert run(config, tmp_path, Kill(100)).summary is None
+    before = read(tmp_path).records
+    assert resume(tmp_path).summary is not None
+    contents = read(tmp_path)
+    after = contents.records[len(before) :]
+    assert 0.1 * before[-1].lr < max(record.lr for record in after[:10]) < 10 * before[-1].lr
+
+
+def test_rates_without_the_weights_of_a_schedule() -> None:
+    model = Tiny()
+    optimizer = zb.mezo_bcd(model, lr=0.0, schedule=Economical((1.0, 9.0, 4.0, 2.0, 1.0)))
+    records: list[Any] = []
+    optimizer.listener = records.append
+    for step in range(12):
+        optimizer.lr = 1e-3 * (step + 1)
+        optimizer.step(next_token(model))
+    assert len({round(record.lr / (step + 1), 9) for step, record in enumerate(records)}) > 3
+    assert unweighted(optimizer.turns, records) == pytest.approx([1e-3 * (step + 1) for step in range(12)])
 
 
 @pytest.mark.parametrize(("change", "message"), [({"method": "ft"}, "ft needs"), ({"as_published": True}, "give --lr")])

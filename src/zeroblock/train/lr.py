@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable
 
 from ..budget import Budget
+from ..record import Record
+from ..turn import Turns
 from .config import Config
 
 
@@ -39,6 +41,20 @@ def lr_at(config: Config, step: int, peak: float | None = None) -> float:
             return lr
 
 
+def unweighted(turns: Turns, records: Iterable[Record]) -> list[float]:
+    """The learning rates of steps before a schedule weighed them.
+
+    Args:
+        turns: the turns of the run.
+        records: its steps, from the first.
+    """
+    turn, rates = turns.first(), []
+    for record in records:
+        rates.append(record.lr / turn.weight)
+        turn = turns.after(turn, record)
+    return rates
+
+
 class Rates:
     """The learning rates of one session of a run.
 
@@ -46,14 +62,17 @@ class Rates:
         config: the run's configuration.
         budget: the budget of displacement, for runs without a learning rate.
         end: the end of the session on the monotonic clock; None if it has no time limit.
-        taken: the rates of the steps that earlier sessions took.
+        taken: the rates of the steps that earlier sessions took, without the weights of the schedule.
     """
 
     def __init__(self, config: Config, budget: Budget | None, end: float | None, taken: Iterable[float] = ()) -> None:
         self.config, self.budget, self.end = config, budget, end
         self._peak = None if budget is None else budget.rate(config.steps, config.lr_schedule or "linear")
-        self._spent = sum(lr * lr for lr in taken)
-        self._first: tuple[int, float] | None = None
+        self._spent = 0.0
+        self._spend(taken)
+        self._first: int | None = None
+        self._marks: list[tuple[int, float]] = []
+        """The two latest of the session's steps 2, 4, 8, …, each with the time at which it began."""
 
     def at(self, step: int, left: float | None = None) -> float:
         """The learning rate of the step about to be taken; call this once per step, in order.
@@ -65,18 +84,30 @@ class Rates:
         if self.budget is None or self.end is None:
             return lr_at(self.config, step, self._peak)
         lr = self.budget.rest(self._spent, self.left(step) if left is None else left)
-        self._spent += (lr * self.budget.weight) ** 2  # as recorded: with the schedule's weight
+        self._spend([lr])
         return lr
 
+    def _spend(self, rates: Iterable[float]) -> None:
+        if self.budget is not None:
+            self._spent += sum((lr * self.budget.weight) ** 2 for lr in rates)
+
     def left(self, step: int) -> float:
-        """The number of steps left at the pace of this session; without a time limit, all the configured steps left."""
+        """The number of steps left at the present pace; without a time limit, all the configured steps left.
+
+        The pace is that of the latest half to three quarters of the session's steps, and never that of the first two,
+        because steps that compile and capture are many times as slow as those that follow.
+        """
+        left = float(self.config.steps - step)
         if self.end is None:
-            return float(self.config.steps - step)
+            return left
         now = time.monotonic()
         if self._first is None:
-            self._first = step, now
-        left = float(self.config.steps - step)
-        first, began = self._first
-        if step > first and now > began:
-            left = min(left, max(1.0, (self.end - now) * (step - first) / (now - began)))
+            self._first = step
+        taken = step - self._first
+        if taken >= 2 and (not self._marks or taken >= 2 * self._marks[-1][0]):
+            self._marks = [*self._marks[-1:], (taken, now)]
+        if self._marks:
+            since, began = self._marks[0]
+            if taken > since and now > began:
+                left = min(left, max(1.0, (self.end - now) * (taken - since) / (now - began)))
         return left

@@ -31,7 +31,7 @@ from .batch import Batches
 from .folder import Folder
 from .follower import Log
 from .learner import ZerothOrder, learner
-from .lr import Rates
+from .lr import Rates, unweighted
 from .meeting import Meetings
 from .peers import Peers
 from .stop import ECHO_SECONDS, Stop, Stopped
@@ -258,11 +258,12 @@ class Session:
 
     def _rates(self, stop: Stop) -> Rates:
         """The learning rates of this session."""
-        budget = None
+        budget, taken = None, []
         if self.config.lr is None and isinstance(self.learner, ZerothOrder):
             budget = Budget.of(self.learner.optimizer)
+            taken = unweighted(self.learner.optimizer.turns, self.past)
         end = stop.end if self.config.timed else None
-        return Rates(self.config, budget, end, (record.lr for record in self.past))
+        return Rates(self.config, budget, end, taken)
 
     def _on_step(self, record: Record) -> None:
         if self.journal is not None:
