@@ -18,7 +18,7 @@ from test_parts import Submitted
 from test_parts import run as taken
 from toy import Tiny, same, snapshot
 from zeroblock.budget import DISPLACEMENT, Budget
-from zeroblock.errors import ZeroBlockError
+from zeroblock.errors import ZeroBlockError, ZeroBlockWarning
 from zeroblock.journal import Header
 from zeroblock.method import METHODS
 from zeroblock.ops.weigh import LIMIT
@@ -234,3 +234,41 @@ def test_steps_make_the_learning_rate_fall_by_itself() -> None:
     zb.replay(again, records[:3])
     assert taken(again, 6) == records[3:]
     assert zb.ZeroOrder(Tiny(), lr=0.5, steps=2).lr == 0.5
+
+
+@pytest.mark.parametrize(("short", "long"), [(4, 40), (4, None), (None, 40)])
+def test_a_state_of_a_run_of_another_length_is_said_and_gets_the_rate_of_this_one(
+    short: int | None, long: int | None
+) -> None:
+    model = Tiny()
+    optimizer = zb.mezo_bcd(model, steps=short)
+    taken(optimizer, 4)
+    state = optimizer.state_dict()
+    longer = zb.mezo_bcd(model, steps=long)
+    expected = longer.lr * (1 if long is None else 1 - 4 / long)
+    with pytest.warns(ZeroBlockWarning, match=r"saved with (steps=4|no steps=).*has (steps=40|no steps=)"):
+        longer.load_state_dict(state)
+    assert taken(longer, 5)[0].lr == expected
+    same_length = zb.mezo_bcd(model, steps=short)
+    same_length.load_state_dict(state)
+    old = zb.mezo_bcd(model, steps=long)  # a state from before lengths were saved goes on as it did
+    old.load_state_dict({name: value for name, value in state.items() if name != "length"})
+    given = zb.mezo_bcd(model, lr=0.5, steps=2)
+    saved = zb.mezo_bcd(model, lr=0.25, steps=4).state_dict()
+    given.load_state_dict(saved)  # as torch does it: the rate of the state
+    assert given.lr == 0.25
+
+
+def test_points_that_bf16_does_not_resolve_are_warned_about() -> None:
+    """The default eps of an estimator is the papers'; without lr it would be a thousandth of the weights."""
+    near, right = zb.OneSided(probes=2), zb.OneSided(eps=0.04, probes=2)
+    with pytest.warns(
+        ZeroBlockWarning, match=r"OneSided\(eps=0.001\) measures at 0.1% of their size.*OneSided\(eps=0.04\)"
+    ):
+        zb.mezo_bcd(Tiny().bfloat16(), estimator=near)
+    for model, options in [
+        (Tiny(), {"estimator": near}),
+        (Tiny().bfloat16(), {"estimator": right}),
+        (Tiny().bfloat16(), {"estimator": near, "lr": 1e-3}),
+    ]:
+        zb.mezo_bcd(model, **options)

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from . import __version__
-from .budget import COARSE, UNKNOWN_VISITS, Budget
+from .budget import COARSE, EPS, UNKNOWN_VISITS, Budget
 from .errors import ZeroBlockError, ZeroBlockWarning
 from .estimator import Estimator
 from .noise import VERSION
+from .precision import SMALL_EPS
 from .quantise import elements
 from .ranks.wrapper import unwrapped
 from .rule import Rule
@@ -149,6 +150,48 @@ ADAPTED = 10
 """A model with at least this many weights per trainable one counts as a model with an adapter."""
 
 
+def of_other_length(length: int | None, state_dict: dict[str, Any]) -> bool:
+    """Whether a state is of a run of another length, whose learning rate would spend another budget; warn if it is."""
+    other = state_dict.get("length", length)
+    if other == length:
+        return False
+    mine, theirs = (f"steps={n}" if n else "no steps=" for n in (length, other))
+    warnings.warn(
+        f"the state was saved with {theirs}, and this optimizer has {mine}: its learning rate is its own, and not that "
+        "of the state; weights that have moved already will move by more than the budget of one run",
+        ZeroBlockWarning,
+        stacklevel=4,
+    )
+    return True
+
+
+def say_units(weights: Weights, estimator: Estimator, allowed: Budget) -> None:
+    """Warn of what does not fit steps in units of the weights.
+
+    Args:
+        weights: the weights to train.
+        estimator: measures at distances in units of the weights.
+        allowed: the budget of the run.
+    """
+    say_near(weights, estimator)
+    say_coarse(weights, allowed)
+    say_still(weights, allowed)
+
+
+def say_near(weights: Weights, estimator: Estimator) -> None:
+    """Warn of points so near to θ that losses in bf16 do not resolve their difference."""
+    eps = getattr(estimator, "eps", math.inf)
+    whole = len(weights.blocks) == 1  # moves all weights at once, so that losses differ by more
+    if eps < SMALL_EPS and not whole and any(param.dtype == torch.bfloat16 for param in weights.params.values()):
+        name = type(estimator).__name__
+        warnings.warn(
+            f"without a learning rate eps is in units of the weights: {name}(eps={eps:g}) measures at "
+            f"{100 * eps:.2g}% of their size, where losses in bf16 are mostly rounding: give {name}(eps={EPS:g})",
+            ZeroBlockWarning,
+            stacklevel=5,
+        )
+
+
 def say_still(weights: Weights, allowed: Budget) -> None:
     """Warn that adapter matrices which start at zero hardly move in steps that are a share of their size.
 
@@ -166,7 +209,7 @@ def say_still(weights: Weights, allowed: Budget) -> None:
             "give a learning rate and an eps, such as 1e-2 and 1e-2 on a small model, or 1e-4 and 1e-2 on one of "
             "billions of weights",
             ZeroBlockWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -181,7 +224,7 @@ def say_coarse(weights: Weights, allowed: Budget) -> None:
             f"{walk:.0%} in {UNKNOWN_VISITS:,} steps on a block: give a small learning rate, or train the scales "
             "(int4:scales) or an adapter (--lora)",
             ZeroBlockWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

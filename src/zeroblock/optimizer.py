@@ -136,16 +136,15 @@ class ZeroOrder(torch.optim.Optimizer):
         self.schedule: Schedule = schedule or Shuffled()
         subspace, rule = subspace or Full(), rule or SGD()
         self.estimator: Estimator = estimator or (TwoSided() if lr is not None else TwoSided(budget.EPS))
-        given = subspace
         self.subspace, self.rule = (subspace, rule) if lr is not None else budget.unscaled(subspace, rule, model)
-        self.chose_units = self.subspace is not given
+        self.chose_units = self.subspace is not subspace
         """Whether zeroblock chose the units of directions; earlier runs may have others."""
         composition.check(self.subspace, restore, interval, fold, weight_decay)
         composition.check_anchor(self.estimator, restore, fold)
         self.model, self.partition = model, partition
         self.blocks = partition(model) if callable(partition) else blocks_of.explicit(model, partition)
         self.length = None if steps is None else count("steps", steps)
-        automatic = lr is None
+        self._automatic = lr is None
         self.interval, self.fold, self.seed = interval, fold, Key(seed, 0).seed
         if lr is None:
             allowed = budget.Budget.of(self)
@@ -165,9 +164,8 @@ class ZeroOrder(torch.optim.Optimizer):
         self.team = None if ranks is None else Team(ranks, self.weights.params)
         """The processes that take every step together; None if this one is alone."""
         composition.check_storage(self.weights, self.rule, self.estimator)
-        if automatic:
-            composition.say_coarse(self.weights, budget.Budget.of(self))
-            composition.say_still(self.weights, budget.Budget.of(self))
+        if self._automatic:
+            composition.say_units(self.weights, self.estimator, budget.Budget.of(self))
         self.watch = Watch(self.weights)
         """Notices that the model or the objective no longer fits this optimizer."""
         self.params, self.offsets = self.weights.params, self.weights.offsets
@@ -352,6 +350,7 @@ class ZeroOrder(torch.optim.Optimizer):
             "scores": self.scores,
             "thresholds": dict(self.weights.initial),
             "first_lr": self._first_lr,
+            "length": self.length,
             **({"table": self._state.table.tolist()} if self.rule.block_numbers else {}),
             "held": held if self.steps % self.fold else {},
             **({"anchor": {n: t.clone() for n, t in self.weights.anchor.items()}} if self.estimator.anchors else {}),
@@ -365,10 +364,13 @@ class ZeroOrder(torch.optim.Optimizer):
         self.flush()
         composition.check_state(self, state_dict)
         composition.begin_as(self, state_dict["parts"].get("subspace"))
+        own = self.lr, self._first_lr
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
-        self.weight_decay, self._shown_lr = self.param_groups[0]["weight_decay"], self.lr
         self._first_lr = state_dict.get("first_lr", self._first_lr)
+        if self._automatic and composition.of_other_length(self.length, state_dict):
+            self.lr, self._first_lr = own
+        self.weight_decay, self._shown_lr = self.param_groups[0]["weight_decay"], self.lr
         self.weights.start_from(state_dict["thresholds"])
         self.skipping.load(state_dict["skipped"], state_dict["run_of_bad"])
         self._settled = False
@@ -381,13 +383,7 @@ class ZeroOrder(torch.optim.Optimizer):
         self.enter(turn)
         if self.rule.block_numbers:
             self._state.table.copy_(torch.tensor(state_dict["table"], dtype=torch.float64))
-        for name, held in self.weights.held.items():  # in place: captured steps know the address
-            saved = state_dict.get("held", {}).get(name)
-            held.zero_() if saved is None else held.copy_(saved)
-        anchor = state_dict.get("anchor", {})
-        self.weights.anchor = {
-            name: copy.to(self.weights.shelf.place(self.params[name]), copy=True) for name, copy in anchor.items()
-        }
+        self.weights.load(state_dict.get("held", {}), state_dict.get("anchor", {}))
         for name, param in self.params.items():
             self._state.load(param, state_dict["state"].get(name, {}))
         self._state.wind()

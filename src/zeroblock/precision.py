@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import statistics
+from typing import TYPE_CHECKING
 
 import torch
 
 from .budget import EPS
-from .optimizer import ZeroOrder
 from .size import root_mean_square
+
+if TYPE_CHECKING:
+    from .optimizer import ZeroOrder
 
 SMALL_EPS = 0.015
 """Relative to the weights, the distance below which bf16 hides the difference of two losses.

@@ -207,6 +207,12 @@ class Weights:
             self._members[block] = members
         return members
 
+    def load(self, held: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> None:
+        """Take the held steps and the anchor of a saved state, by the names of their tensors."""
+        for name, mine in self.held.items():  # in place: captured steps know the address
+            mine.copy_(held[name]) if name in held else mine.zero_()
+        self.anchor = {name: copy.to(self.shelf.place(self.params[name]), copy=True) for name, copy in anchor.items()}
+
     def drop_anchor(self, members: Sequence[Member]) -> None:
         """Keep a copy of a block as it is now, and drop the last copy.
 
