@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from .budget import EPS
 from .size import root_mean_square
-
-if TYPE_CHECKING:
-    from .optimizer import ZeroOrder
 
 SMALL_EPS = 0.015
 """Relative to the weights, the distance below which bf16 hides the difference of two losses.
@@ -22,7 +19,7 @@ SAMPLE = 1 << 16
 """Elements of a matrix that are looked at."""
 
 
-def small_eps(optimizer: ZeroOrder) -> tuple[str, float] | None:
+def small_eps(optimizer: Any) -> tuple[str, float] | None:
     """Say that losses in bf16 do not resolve ``eps``, with one that they do.
 
     Returns None if they resolve it, or if eps is in units of the weights.  Whole-model methods are exempt: their two
@@ -37,7 +34,7 @@ def small_eps(optimizer: ZeroOrder) -> tuple[str, float] | None:
     ("eps 0.0001 is 0.14% of the weights' size, too", 0.003)
 
     Args:
-        optimizer: the optimizer, with its weights as they are.
+        optimizer: the ``ZeroOrder``, with its weights as they are.
     """
     if optimizer.chose_units or optimizer.weights.sharded or len(optimizer.blocks) == 1:
         return None

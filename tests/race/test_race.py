@@ -9,6 +9,7 @@ import importlib.util
 import itertools
 import json
 import math
+import os
 import sys
 import types
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from toy import zeroblock
 from zeroblock.errors import ZeroBlockError
 from zeroblock.evaluate.evaluator import Evaluation
 from zeroblock.evaluate.measurement import Measurement
+from zeroblock.lock import only_writer
 from zeroblock.method import METHODS
 from zeroblock.race import runner
 from zeroblock.race.course import Course
@@ -359,6 +361,34 @@ def test_an_eps_that_bf16_does_not_resolve_is_noted_once(toys, monkeypatch, tmp_
     (note,) = notes(course)
     assert note.startswith("wide: eps 0.0001 is 0.1% of the weights' size, too small a distance for losses in bf16")
     assert note.endswith("race NAME=mezo_bcd with --set NAME.eps=0.004, or all methods with --dtype fp32")
+
+
+def test_one_process_at_a_time_runs_a_race(toys, tmp_path, monkeypatch):
+    monkeypatch.setattr("zeroblock.cli.race.hiring", hiring)
+    words = ["race", "--model", toys / "model", "--task", "sst2", "--data", toys / "data", "--methods", "zero-shot"]
+    words += ["--train", 20, "--dev", 10, "--test", 10, "--max-minutes", 0.001, "--out", tmp_path / "race"]
+    with only_writer(tmp_path / "race"):
+        result = zeroblock(*words)
+    assert result.returncode == 2
+    assert f"race is being written by process {os.getpid()}: wait for it, or stop it" in result.stderr
+    assert not (tmp_path / "race" / "race.json").exists()
+    assert zeroblock(*words, "--dry-run").returncode == 0
+    assert zeroblock(*words).returncode == 0
+
+
+def test_runs_that_diverged_do_not_flatter_their_entrant():
+    """A loss after the last finite evaluation is not known, and a mean with an unknown test is not, either."""
+    fine = scored([0.0, 1.0, 2.0, 3.0], [1.0, 0.8, 0.75, 0.7])
+    lost = dataclasses.replace(
+        scored([0.0, 1.0, 2.0, 3.0], [1.0, 0.5, math.nan, math.nan]), entrant="lost", test=math.nan
+    )
+    passes = fine.points[2].forwards
+    assert loss_at(fine, passes) == 0.75
+    assert math.isnan(loss_at(lost, passes))
+    again = dataclasses.replace(lost, test=0.9, seed=1)
+    names = [one.entrant for one in standings({"lost": [lost, again], "fine": [fine]})]
+    assert names == ["fine", "lost"]
+    assert cells(standings({"lost": [lost, again]})[0])[2] == "–"
 
 
 @pytest.mark.parametrize("result", ["", "{", "[]", '{"entrant": "mezo"}'])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json as jsonlib
 import math
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ZeroBlockError, ZeroBlockWarning, shown
+from ..lock import only_writer
 from .sweep import MAX_REASON, Address, Cpus, Executor, Gpus, hiring, stoppable
 from .train import settings
 
@@ -129,17 +131,21 @@ def race(
             ZeroBlockWarning,
             stacklevel=2,
         )
-    for course in courses:
-        course.save()
     until = math.inf
     if total_minutes is not None:
         until = time.monotonic() + 60 * total_minutes - duration(planned[0].seconds)
-    with hiring(folder, jobs, executor, address, cpus, gpus) as (at_a_time, hire):
-        stable = Stable(courses, folder, at_a_time, hire, lambda *news: _tell(json, *news), until)
-        with stoppable(lambda: f"what is done is in {folder}"):
-            stable.make()
-    for course in courses:
-        _finish(course, json)
+    with contextlib.ExitStack() as stack:
+        for place in places:
+            stack.enter_context(only_writer(place))
+        courses = [Course(one, place, command) for one, place in zip(planned, places, strict=True)]  # as they are now
+        for course in courses:
+            course.save()
+        with hiring(folder, jobs, executor, address, cpus, gpus) as (at_a_time, hire):
+            stable = Stable(courses, folder, at_a_time, hire, lambda *news: _tell(json, *news), until)
+            with stoppable(lambda: f"what is done is in {folder}"):
+                stable.make()
+        for course in courses:
+            _finish(course, json)
     if any(course.failed for course in courses):
         raise typer.Exit(1)
 

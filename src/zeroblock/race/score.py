@@ -160,11 +160,11 @@ def loss_at(score: Score, forwards: float) -> float:
 
     Args:
         score: the heat's score.
-        forwards: the number of passes; outside the range from the first evaluation in training to the last the loss
-            is NaN.
+        forwards: the number of passes; outside the range from the first evaluation in training to the last finite one
+            the loss is NaN.
     """
     finite = [point for point in score.points if math.isfinite(point.loss)]
-    trained = [point for point in score.points if point.step]
-    if not finite or not trained or not trained[0].forwards <= forwards <= trained[-1].forwards:
+    trained = [point for point in finite if point.step]
+    if not trained or not trained[0].forwards <= forwards <= trained[-1].forwards:
         return math.nan
     return float(np.interp(forwards, [point.forwards for point in finite], [point.loss for point in finite]))

@@ -80,7 +80,7 @@ def _standing(name: str, scores: Sequence[Score], marks: Mapping[int, float], pa
     return Standing(
         name,
         scores[0].lr,
-        Mean.of([one.test for one in scores if not math.isnan(one.test)]),
+        Mean.of([one.test for one in scores]),
         Mean.of([one.best.dev for one in scores]),
         Mean.of([one.best.loss for one in scores]),
         Mean.of([float(one.steps) for one in scores]),

@@ -19,10 +19,8 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
-import fcntl
 import io
 import json
-import os
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,7 +28,7 @@ from statistics import fmean
 from types import TracebackType
 from typing import Any, Self
 
-from .. import atomic
+from .. import atomic, lock
 from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..evaluate.measurement import Measurement, plain, read_measurements
 from ..record import Record
@@ -58,8 +56,7 @@ class Folder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # close alone keeps the lock while a forked child has the file open
-            os.close(self._lock)
+            lock.release(self._lock)
             self._lock = None
 
     @property
@@ -119,21 +116,8 @@ class Folder:
         if self._lock is not None:
             return
         with self.writing():
-            handle = atomic.open_lock(self.path / ".lock")
-        try:
-            with self.writing():
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.ftruncate(handle, 0)
-                os.write(handle, str(os.getpid()).encode())
-                atomic.remove_drafts(self.path)
-        except ZeroBlockError as error:
-            owner = os.pread(handle, 20, 0).decode(errors="replace").strip()
-            os.close(handle)
-            if not isinstance(error.__cause__, BlockingIOError):
-                raise
-            who = f"process {owner}" if owner.isdecimal() else "another process"
-            raise ZeroBlockError(f"{self.path} is being written by {who}: wait for it, or stop it") from error
-        self._lock = handle
+            self._lock = lock.acquire(self.path)
+            atomic.remove_drafts(self.path)
 
     def create(self, config: Config, again: bool = False) -> None:
         """Make the folder with its configuration, and lock it.
