@@ -78,6 +78,12 @@ def test_any_number_is_a_loss(convert) -> None:
     assert float(loss) == pytest.approx(float(next_token(model)().detach()), rel=1e-2)
 
 
+def test_logits_are_hardly_a_loss() -> None:
+    model = Tiny()
+    with pytest.warns(ZeroBlockWarning, match=r"a tensor of shape \(2, 5, 40\), and the step takes its mean"):
+        zb.mezo(model, 0.0).step(lambda: next_token(model)().expand(2, 5, 40))
+
+
 def test_objectives_without_a_gradient() -> None:
     """Counts in numpy: nothing to differentiate, yet it improves."""
     model = Tiny(dtype=torch.float64)

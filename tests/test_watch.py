@@ -388,8 +388,16 @@ def test_gradients_that_a_closure_turns_on_cost_memory() -> None:
         with torch.enable_grad():
             return next_token(model)()
 
-    with pytest.warns(ZeroBlockWarning, match="turns gradients on, .* leave torch.enable_grad"):
+    with pytest.warns(ZeroBlockWarning, match=r"turns gradients on \(leave torch.enable_grad"):
         zb.mezo_bcd(model, 1e-2).step(closure)
+
+
+def test_a_loss_from_outside_the_closure_is_named() -> None:
+    """It is the same at every point, so that the step measures nothing."""
+    model = Tiny()
+    loss = next_token(model)()
+    with pytest.warns(ZeroBlockWarning, match=r"computed outside the closure, .*\(compute it inside\)"):
+        zb.mezo_bcd(model, 1e-2).step(lambda: loss)
 
 
 def test_gradients_of_inputs_are_the_objectives_own_business() -> None:

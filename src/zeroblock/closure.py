@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer, optimizer
 
-from .errors import ZeroBlockError
+from .errors import ZeroBlockError, ZeroBlockWarning
 from .interrupt import uninterrupted
 
 P = ParamSpec("P")
@@ -80,6 +81,13 @@ def value_of(closure: Closure) -> float:
 
 def _number(value: Any) -> float:
     if isinstance(value, Tensor):
+        if value.dim() > 2:  # of examples and tokens, at most
+            warnings.warn(
+                f"the closure returned a tensor of shape {tuple(value.shape)}, and the step takes its mean for the "
+                "loss: return one number, such as the loss of a model's output",
+                ZeroBlockWarning,
+                stacklevel=2,
+            )
         wide = value.detach() if value.dtype == torch.float64 else value.detach().float()
         return float(wide.mean())
     if value is None:

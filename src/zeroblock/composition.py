@@ -125,10 +125,24 @@ def check_anchor(estimator: Estimator, restore: str, fold: int) -> None:
         raise ZeroBlockError("an anchor is a copy of the weights, which are not θ between folds: leave fold out")
 
 
-def check_falling(lr: float, shown: float) -> None:
-    """Refuse a learning rate that was set from outside, while the optimizer lets it fall by itself."""
+def check_falling(lr: float, shown: float, step: int, length: int) -> None:
+    """Refuse a learning rate that was set from outside while it falls by itself; warn at the first step past the end.
+
+    Args:
+        lr: the learning rate as it is.
+        shown: the one that the optimizer has set.
+        step: the number of steps taken.
+        length: the number of steps over which it falls.
+    """
     if lr != shown:
         raise ZeroBlockError("with steps= the learning rate falls by itself: leave steps out to set or schedule lr")
+    if step == length:
+        warnings.warn(
+            f"the {length} steps that the optimizer was built for (steps={length}) are taken, and its learning rate is "
+            "zero: further steps move nothing; build an optimizer with more steps to train further",
+            ZeroBlockWarning,
+            stacklevel=3,
+        )
 
 
 def check_storage(weights: Weights, rule: Rule, estimator: Estimator) -> None:

@@ -233,7 +233,7 @@ class ZeroOrder(torch.optim.Optimizer):
         wanted = closure if anchor is None or not self.anchoring else anchor
         objective = None if self.estimator.recall(self.steps) else objective_of(wanted, alone=self.team is None)
         if self.length is not None and objective is not None:  # a recorded step has its own
-            composition.check_falling(self.lr, self._shown_lr)
+            composition.check_falling(self.lr, self._shown_lr, self.steps, self.length)
             self.lr = self._shown_lr = self._first_lr * max(0.0, 1 - self.steps / self.length)
         if objective is None or not objective.submits:
             self.flush()  # deliver the steps submitted before this one

@@ -65,8 +65,9 @@ class Reading(Mode):
             value = closure()
         if isinstance(value, Tensor) and value.grad_fn is not None:
             warnings.warn(
-                "the closure turns gradients on, and its loss keeps the memory that backpropagation would need: "
-                "leave torch.enable_grad() and torch.set_grad_enabled(True) out of it",
+                "the loss that the closure returned keeps the memory that backpropagation would need: either it was "
+                "computed outside the closure, where it cannot follow the weights (compute it inside), or the closure "
+                "turns gradients on (leave torch.enable_grad() and torch.set_grad_enabled(True) out of it)",
                 ZeroBlockWarning,
                 stacklevel=2,
             )
