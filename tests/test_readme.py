@@ -64,12 +64,13 @@ def test_the_python_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, trainer = blocks("python")
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {"texts": ["a good word", "a bad word"]}
-    exec(plain.replace('"tuned"', '"by hand"'), names)
+    exec(plain, names)
     assert names["optimizer"].steps == 2
-    assert (folder / "by hand" / "config.json").exists()
+    assert (folder / "mine" / "config.json").exists()
+    assert (folder / "mine" / "tokenizer_config.json").exists()
 
     ids = names["tokenizer"]("a good word")["input_ids"]
-    names["rows"] = [{"input_ids": ids, "labels": ids}] * 8
+    names["rows"] = [{"input_ids": ids[:length], "labels": ids[:length]} for length in (2, 3)] * 4  # padded together
     before = {name: param.clone() for name, param in names["model"].named_parameters()}
     exec(trainer.replace("max_steps=2000", "max_steps=3"), names)
     assert names["trainer"].state.global_step == 3

@@ -35,6 +35,9 @@ LOST = 1.25
 WITHIN = 0.01
 """A default that is at most this far below the best hand-set learning rate counts as within a point of it."""
 
+ROUNDING = 1e-5
+"""Results in the files have six digits, so equal ones may differ by less than this."""
+
 Cells = dict[str, dict[str, list[float]]]
 """Test results by row and task, one number per seed."""
 
@@ -95,8 +98,8 @@ def markdown(folder: Path, cells: Cells, rows: list[dict[str, str]]) -> list[str
         both = [task for task in tasks if cells[key].get(task) and cells[GRID].get(task)]
         ahead = {task: Mean.of(cells[key][task]).value - Mean.of(cells[GRID][task]).value for task in both}
         if both:
-            most = [task for task in both if ahead[task] >= 0]
-            near = [task for task in both if -WITHIN <= ahead[task] < 0]
+            most = [task for task in both if ahead[task] >= -ROUNDING]
+            near = [task for task in both if -WITHIN <= ahead[task] < -ROUNDING]
             worse = [f"{task} ({100 * ahead[task]:.1f})" for task in both if task not in (*most, *near)]
             behind = f"; behind by more on {', '.join(worse)}" if worse else ""
             lost, own = (sum(math.isnan(one) or one > LOST for one in ends[who]) for who in (key, GRID))
