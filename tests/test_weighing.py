@@ -256,7 +256,9 @@ def test_the_cost_model_has_the_shape_of_a_forked_step() -> None:
 
 def test_names_and_mistakes() -> None:
     assert by_name("economical:2,1") == Economical((2.0, 1.0))
+    assert by_name("economical:2,1;decay=0") == Economical((2.0, 1.0), decay=0.0)
     for text, message in (
+        ("uniform;decay=0", "takes nothing after a colon"),
         ("economical:2,x", "numbers with commas between"),
         ("uniform:2", "takes nothing after a colon"),
         ("economical:0,1", "costs must be positive"),

@@ -395,6 +395,28 @@ def test_coefficients_under_autocast(fork: bool) -> None:
     assert found[0] == pytest.approx(found[1], abs=0.6 if fork else 1e-6)
 
 
+@pytest.mark.parametrize("around", [False, True], ids=["inside", "inside and around the run"])
+@pytest.mark.parametrize("method", ["mezo_bcd", "mezo", "lozo"])
+def test_an_autocast_inside_the_models_forward_shows_every_point(method: str, around: bool) -> None:
+    """As Accelerate's; entering it switches the cache of cast weights on again, in the middle of a forked pass."""
+    found = []
+    for fork in (True, False):
+        model = decoder("llama-tied")
+        model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+        options = {"schedule": zb.Ascending()} if method == "mezo_bcd" else {}
+        optimizer = zb.METHODS[method](model, 1e-2, eps=0.1, **options)
+        with torch.autocast("cpu", torch.bfloat16):  # as ZeroOrderTrainer does, for the tolerance of its first pass
+            engine, records = Engine(model, fork=fork), []
+        assert engine.forked == fork
+        optimizer.listener = records.append
+        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+            for _ in range(2 * len(optimizer.blocks) + 2):
+                optimizer.step(engine.objective(BATCH, LABELS))
+        found.append([record.losses for record in records])
+    assert torch.tensor(found[0]).isclose(torch.tensor(found[1]), rtol=0, atol=0.02).all()
+    assert torch.tensor(found[0]).std() > 0.04  # else points that are mixed up would not show
+
+
 def test_dropout_is_off_whatever_the_mode() -> None:
     config = CONFIGS["opt"]()
     config.dropout = 0.5

@@ -93,6 +93,7 @@ def forking(
         finally:
             for one, before in reversed(replaced):
                 restore(one, before)
+            torch.clear_autocast_cache()  # the step moves weights whose casts it may hold
             torch.set_autocast_cache_enabled(cached)
 
 
@@ -193,6 +194,7 @@ class Fork:
                         param.data = copy
                     del copies, copy
                     r = len(outs)
+                    torch.clear_autocast_cache()  # an autocast inside the model's forward switches its cache on again
                     outs.append(inner(*self._mine(args, r), **self._mine(kwargs, r)))
                     for param, original in zip(params, originals, strict=True):
                         param.data = original
@@ -200,6 +202,7 @@ class Fork:
                 with uninterrupted():  # even a second Ctrl-C leaves no copy in place of the weights
                     for param, original in zip(params, originals, strict=True):
                         param.data = original
+                    torch.clear_autocast_cache()
             self.parted = True
             return self._join(outs, members[0].name in self.anatomy.layer)
 

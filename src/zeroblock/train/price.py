@@ -9,6 +9,7 @@ from collections.abc import Callable
 from ..bench.cost import measured
 from ..engine.cost import relative, works
 from ..errors import ZeroBlockWarning
+from ..schedule import COSTS_ALONE
 from . import compose
 from .batch import Batches
 from .config import Config
@@ -44,6 +45,10 @@ def priced(workload: Workload, tell: Callable[[str], None], peers: Peers = ALONE
     costs = peers.each(lambda: relative(measured(optimizer, objectives, ROUNDS), work))[peers.leader]
     tell(f"a step costs {min(costs):g} to {max(costs):g} times the mean, depending on its block")
     priced = f"{ECONOMICAL}:{','.join(f'{cost:g}' for cost in costs)}"
+    if (
+        optimizer.rule.block_numbers or optimizer.rule.unscaled
+    ):  # steps of all blocks have one size, whatever the size of their coefficients
+        priced += COSTS_ALONE
     return dataclasses.replace(workload, config=config.replace(schedule=priced))
 
 
