@@ -10,6 +10,7 @@ share.  A new family that needs special care gets a row here.
 | OPT, Gemma                    | an embedding shifts ids or scales rows                    | ``PLAIN_EMBEDDINGS``    |
 | BLOOM, MPT, Falcon, GPT-Neo   | attention counts the places of a row, not positions       | ``COUNTS_PLACES``       |
 | Mistral, Gemma, Phi-MoE, Llama 4 | attention looks back over a window or a chunk only     | ``WINDOWS``             |
+| Phi-3 long, dynamic rotary    | the longest text of a row scales the positions of all     | ``SCALED_BY_ROW``       |
 | GPT-OSS                       | attention adds learned sinks to its scores                | ``SINKS``               |
 | BERT, RoBERTa, DistilBERT     | predicts a token at its own place, from both sides of it  | ``MASKED``              |
 | RoBERTa, XLM-R, CamemBERT     | positions count from the one after that of padding        | ``POSITIONS``           |
@@ -19,6 +20,7 @@ share.  A new family that needs special care gets a row here.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from typing import Any, Literal
@@ -40,6 +42,12 @@ COUNTS_PLACES = ("window_size", "alibi", "attn_config.alibi")
 
 WINDOWS = {"attention_chunk_size": None, "sliding_window": "use_sliding_window"}
 """Fields of a configuration that hold the length of a window, each with the field that may switch it off."""
+
+SCALED_BY_ROW = ("dynamic", "longrope")
+"""Types of rotary positions that transformers scales by the largest position in the whole input."""
+
+ORIGINAL = "original_max_position_embeddings"
+"""The field with the length up to which such positions are not scaled."""
 
 SINKS = ("s_aux",)
 """Arguments with which a layer passes attention sinks."""
@@ -136,6 +144,18 @@ def windows(config: Any) -> set[int]:
     """Lengths of the windows and chunks of attention that a configuration names."""
     sizes = {_field(config, name) for name, switch in WINDOWS.items() if switch is None or _field(config, switch, True)}
     return {size for size in sizes if isinstance(size, int)}
+
+
+def scaled_from(config: Any) -> float:
+    """The length beyond which a text changes the rotary positions of all texts in its row; infinite for most models."""
+    ropes = [rope for name in ("rope_parameters", "rope_scaling") if isinstance(rope := _field(config, name), dict)]
+    ropes += [one for rope in ropes for one in rope.values() if isinstance(one, dict)]  # by type of layer
+    lengths = [
+        rope.get(ORIGINAL) or _field(config, ORIGINAL) or _field(config, "max_position_embeddings", math.inf)
+        for rope in ropes
+        if rope.get("rope_type", rope.get("type")) in SCALED_BY_ROW
+    ]
+    return min(lengths, default=math.inf)
 
 
 def sinks(options: dict[str, Any]) -> bool:

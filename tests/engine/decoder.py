@@ -63,12 +63,16 @@ def decoder(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     """A random model whose every weight matters, norms and biases too."""
     torch.manual_seed(0)
     plain = {"attn_implementation": "eager"} if name == "gemma2" else {}  # others of its forwards have had no soft cap
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](), **plain)
+    return filled(transformers.AutoModelForCausalLM.from_config(CONFIGS[name](), **plain)).to(dtype).eval()
+
+
+def filled(model: nn.Module) -> nn.Module:
+    """The model with large random weights."""
     generator = torch.Generator().manual_seed(1)
     for param in model.parameters():
         noise = torch.randn(param.shape, generator=generator)
         param.data = 0.3 * noise if param.dim() > 1 else param.data + 0.1 * noise
-    return model.to(dtype).eval()
+    return model
 
 
 ENCODERS = ("Bert", "Roberta")

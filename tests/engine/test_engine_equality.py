@@ -10,7 +10,7 @@ import peft
 import pytest
 import torch
 import transformers
-from decoder import BATCH, CONFIGS, LABELS, decoder
+from decoder import BATCH, COMMON, CONFIGS, LABELS, decoder, filled
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import zeroblock as zb
@@ -18,6 +18,7 @@ from toy import same, snapshot
 from zeroblock.basis import Elementwise
 from zeroblock.engine import Engine
 from zeroblock.engine.fork import scratch
+from zeroblock.family import ORIGINAL
 from zeroblock.task import Encoded
 
 
@@ -415,6 +416,41 @@ def test_an_autocast_inside_the_models_forward_shows_every_point(method: str, ar
         found.append([record.losses for record in records])
     assert torch.tensor(found[0]).isclose(torch.tensor(found[1]), rtol=0, atol=0.02).all()
     assert torch.tensor(found[0]).std() > 0.04  # else points that are mixed up would not show
+
+
+def test_momentum_stays_in_single_precision_under_autocast() -> None:
+    """It is carried from one random subspace to the next by a product, which a loop's autocast would round."""
+    model, again = decoder("llama"), decoder("llama")
+    engine, records = Engine(model), []
+    optimizer = zb.lozo_m(model, 1e-3, eps=1e-2, interval=3)
+    optimizer.listener = records.append
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(8):
+            optimizer.step(engine.objective(BATCH, LABELS))
+    zb.replay(zb.lozo_m(again, 1e-3, eps=1e-2, interval=3), records)
+    assert same(snapshot(model), snapshot(again))
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_an_example_scores_the_same_beside_one_that_scales_the_positions(kind: str) -> None:
+    """These models turn all positions of a row by its longest text, once that is longer than in their training."""
+    if kind == "longrope":
+        rope = {"rope_type": kind, "rope_theta": 1e4, "long_factor": [4.0] * 4, "short_factor": [1.0] * 4}
+        config = transformers.Phi3Config(
+            **{**COMMON, "max_position_embeddings": 128}, rope_parameters={**rope, ORIGINAL: 32}, **{ORIGINAL: 32}
+        )
+    else:
+        rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}
+        config = transformers.LlamaConfig(**{**COMMON, "max_position_embeddings": 32}, rope_parameters=rope)
+    torch.manual_seed(0)
+    model = filled(transformers.AutoModelForCausalLM.from_config(config).eval())
+    short, long = Encoded((3, 4, 5, 6, 7), ((8, 9, 10), (11, 12))), Encoded((*range(3, 48),), ((8, 9, 10), (11, 12)))
+    engine = Engine(model)
+    assert engine.forked
+    (alone,), (first, _, last) = engine.scores([short]), engine.scores([short, long, short])
+    assert [one.total for one in first] == pytest.approx([one.total for one in alone], abs=1e-4)
+    assert [one.total for one in last] == pytest.approx([one.total for one in alone], abs=1e-4)
+    assert len(engine._rows([short, short, long, short], [0, 0, 0, 0])) == 3
 
 
 def test_dropout_is_off_whatever_the_mode() -> None:

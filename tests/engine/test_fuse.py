@@ -135,3 +135,19 @@ def test_attention_with_other_names_than_falcons_is_left_alone() -> None:
 def test_a_model_that_cannot_be_captured_says_why(name: str, dtype: torch.dtype, says: str) -> None:
     assert says in uncaptured(decoder(name, dtype))
     assert bool(uncaptured(decoder(name, dtype))) == bool(says)
+
+
+def test_a_down_projection_of_zeros_hides_no_activation() -> None:
+    """All activations would fit a layer that multiplies them by zero, and layers of one shape share the answer."""
+    model = decoder("gemma3")
+    kept = [layer.mlp.down_proj.weight.data.clone() for layer in model.model.layers]
+    model.model.layers[0].mlp.down_proj.weight.data.zero_()
+    fused = find(model, "cpu")
+    for layer, weight in zip(model.model.layers, kept, strict=True):
+        layer.mlp.down_proj.weight.data.copy_(weight)
+    x = torch.randn(1, 5, 32)
+    with torch.no_grad():
+        plain = [layer.mlp(x) for layer in model.model.layers]
+        with fused.running():
+            mine = [layer.mlp(x) for layer in model.model.layers]
+    torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)

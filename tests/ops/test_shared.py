@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -96,3 +98,23 @@ def test_the_root_is_correctly_rounded_on_the_gpu() -> None:
     fast, exact = (torch.empty(high - low, device="cuda") for _ in range(2))
     roots[((high - low) // 1024,)](fast, exact, low, BLOCK=1024, enable_fp_fusion=False)
     assert torch.equal(fast, exact)
+
+
+@pytest.mark.parametrize(
+    ("setting", "allowed"),
+    [
+        ("pass", False),
+        ("torch.backends.cuda.matmul.allow_tf32 = True", True),
+        ("torch.set_float32_matmul_precision('high')", True),
+        ("torch.backends.fp32_precision = 'tf32'", True),  # as transformers sets it
+        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", True),
+        ("torch.backends.fp32_precision = 'tf32'; torch.backends.cuda.matmul.fp32_precision = 'ieee'", False),
+    ],
+)
+def test_tf32_is_read_whichever_way_it_was_set(setting: str, allowed: bool) -> None:
+    """Torch raises an error where one way of asking meets the other way of setting."""
+    if "fp32_precision" in setting and not hasattr(torch.backends, "fp32_precision"):
+        pytest.skip("torch before 2.9")
+    code = f"import torch; {setting}; from zeroblock.ops.shared.dispatch import tf32_allowed; print(tf32_allowed())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(allowed)

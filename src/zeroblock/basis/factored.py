@@ -97,8 +97,9 @@ class Factored(Held):
     def transport(self, state: Tensor, old: Basis) -> Tensor:
         assert isinstance(old, Factored)  # the same subspace made both
         v = self._whole_factor(state.device)
-        overlap = old._whole_factor(state.device).T @ v / len(v)
-        return (state.view(self.shape[0], self.rank) @ overlap).view(-1)
+        with torch.autocast(state.device.type, enabled=False):  # the loop's own would round the state to 16 bits
+            overlap = old._whole_factor(state.device).T @ v / len(v)
+            return (state.view(self.shape[0], self.rank) @ overlap).view(-1)
 
     def clocked(self, clock: Tensor) -> Factored:
         return dataclasses.replace(self, key=self.key.to(clock=clock))

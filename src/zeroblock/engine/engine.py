@@ -247,7 +247,8 @@ class Engine(Forward):
                 rows.append((self.pairs([batch[i] for i in some]), torch.tensor([labels[i] for i in some])))
             return rows
         strands = list(map(lay, batch))
-        for some in split([strand.cost for strand in strands], self.max_tokens):
+        alone = {i for i, one in enumerate(batch) if _length(one) > self.alone_from}
+        for some in split([strand.cost for strand in strands], self.max_tokens, alone):
             packed = self.packed and (
                 self.max_length == math.inf or max(_length(batch[i]) for i in some) <= self.max_length
             )

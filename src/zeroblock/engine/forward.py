@@ -73,6 +73,8 @@ class Forward:
         """Whether the points of a step run in one pass."""
         self.max_length: float = math.inf
         """The longest example, in tokens, that a packed row scores correctly: some windows exist only in the mask."""
+        self.alone_from: float = math.inf
+        """Examples with more tokens than this share no row: the model turns all positions of a row by the longest."""
         self.graphs: Graphs | None = None
         """The captured steps, if steps are submitted to a GPU."""
         self.coarse = False

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -237,7 +237,12 @@ def _gate(module: nn.Module, ops: _Ops, tried: dict[Hashable, Any]) -> Forward |
     if key not in tried:
         x = _random(1, 3, gate.weight.shape[1], like=gate.weight)
         expected = module.forward(x)
-        fits = {act: _difference(expected, make(act)(x)) for act in Act}
+        t, u = (_random(1, 3, gate.weight.shape[0], like=gate.weight, seed=seed) for seed in (1, 2))
+        product = cast(nn.Module, module.act_fn)(t) * u  # for itself, because a matrix of zeros after it would hide it
+        fits = {
+            act: max(_difference(expected, make(act)(x)), _difference(product, ops.gate.gated(t, u, act)))
+            for act in Act
+        }
         best = min(Act, key=lambda act: fits[act])
         tried[key] = best if fits[best] <= TOLERANCE[gate.weight.dtype] * (100 if ops.tf32 else 1) else None
     return None if tried[key] is None else make(tried[key])

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -122,7 +122,7 @@ class Row:
 FIELDS = tuple(field.name for field in dataclasses.fields(Row))
 
 
-def split(costs: Sequence[int], max_tokens: int | None) -> Iterator[list[int]]:
+def split(costs: Sequence[int], max_tokens: int | None, alone: Container[int] = ()) -> Iterator[list[int]]:
     """Indices of the examples of each row: in order, as many as fit, at least one.
 
     >>> list(split([3, 4, 5, 9], max_tokens=8))
@@ -131,11 +131,13 @@ def split(costs: Sequence[int], max_tokens: int | None) -> Iterator[list[int]]:
     Args:
         costs: number of tokens that each example takes in a row.
         max_tokens: the most tokens in a row; None for no limit.
+        alone: examples that share no row.
     """
     row: list[int] = []
     used = 0
     for i, tokens in enumerate(costs):
-        if row and max_tokens is not None and used + tokens > max_tokens:
+        full = max_tokens is not None and used + tokens > max_tokens
+        if row and (full or i in alone or row[-1] in alone):
             yield row
             row, used = [], 0
         row.append(i)

@@ -70,7 +70,9 @@ def packs(forward: Forward, multiples: tuple[int, int]) -> bool:
     named = itertools.chain.from_iterable(map(family.windows, forward.configs))
     if forward.masked:
         windows |= {size - 1 for size in windows}  # ModernBERT counts the keys on either side, without the query's own
-    forward.max_length = min((size for size in named if size not in windows), default=math.inf)
+    forward.alone_from = min(map(family.scaled_from, forward.configs), default=math.inf)
+    kept = (size for size in named if size not in windows)
+    forward.max_length = min((*kept, forward.alone_from), default=math.inf)
     difference = float(((alone - together) / row.lengths).abs().max())  # per token
     if not difference <= tolerance(forward):
         forward.reason = (

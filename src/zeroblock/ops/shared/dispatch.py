@@ -32,7 +32,9 @@ def is_triton(module: ModuleType) -> bool:
 
 def tf32_allowed() -> bool:
     """Whether fp32 products on a GPU may have the precision of TF32."""
-    return torch.backends.cuda.matmul.allow_tf32 or os.environ.get("NVIDIA_TF32_OVERRIDE") == "1"
+    products = torch.backends.cuda.matmul
+    own = getattr(products, "fp32_precision", None)  # since torch 2.9; asking for allow_tf32 may raise where it is set
+    return (products.allow_tf32 if own is None else own == "tf32") or os.environ.get("NVIDIA_TF32_OVERRIDE") == "1"
 
 
 def check(param: Tensor) -> None:
