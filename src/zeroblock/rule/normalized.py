@@ -27,7 +27,8 @@ class Normalized(Rule):
 
     s and w belong to the block, S and W are the same over all steps.  Their mean S/W counts as one more visit,
     which pulls a block's size towards the others' at first.  The clamp begins with the second step.
-    A size includes the step that it scales, so no step is much larger than the ones before it.  The mean of
+    A size includes the step that it scales, so no step is much larger than the ones before it, except the first one
+    after a beginning with coefficients of zero (16 times the usual, after a hundred of them).  The mean of
     magnitudes is more robust than the mean of squares, and needs no root, whose last bit differs between
     libraries; for normal coefficients, √(π/2) times it is the root mean square.
 
