@@ -266,7 +266,8 @@ class ZeroOrder(torch.optim.Optimizer):
                 numbers = host.retake(plan) if objective is None else host.run(plan, objective, shield)
             if submitted:
                 self._queue.put(plan, submitted)
-            torch.autograd.graph.increment_version([m.param for m in self.members])  # our kernels write unseen by torch
+            if plan.lr and not self.weights.shelf.streams:  # our kernels write unseen by torch
+                torch.autograd.graph.increment_version([member.param for member in self.members])
             self.turn = turns.counted(self.turn)
             if self.fold > 1 and self.steps % self.fold == 0:
                 self._fold()

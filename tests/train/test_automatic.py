@@ -225,7 +225,7 @@ def test_a_resumed_run_of_minutes_spends_what_is_left_of_the_budget(
     """Records hold rates with the schedule's weights, and the budget knows them without."""
     config = settings(llama, data, lr=None, steps=10_000, eval_every=10_000, max_minutes=0.03)
     config = config.replace(schedule=schedule)
-    assert run(config, tmp_path, Kill(100)).summary is None
+    assert run(config, tmp_path, Kill(30)).summary is None
     before = read(tmp_path).records
     assert resume(tmp_path).summary is not None
     contents = read(tmp_path)

@@ -20,9 +20,10 @@ def _packed(
     CAP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    r = tl.program_id(1) // heads
-    h = tl.program_id(1) % heads
+    tiles = tl.cdiv(length, M)
+    tile = tl.program_id(0) % tiles
+    r = tl.program_id(0) // tiles // heads
+    h = tl.program_id(0) // tiles % heads
     at = tile * M + tl.arange(0, M)
     d = tl.arange(0, WIDE)
     inside = at < length
@@ -96,7 +97,7 @@ def packed(
     exact = single and not tf32_allowed()
     m, n = (32, 32) if single else (64, 64)
     with torch.cuda.device_of(query):
-        _packed[(triton.cdiv(length, m), rows * heads)](
+        _packed[(triton.cdiv(length, m) * rows * heads,)](  # one axis: the second of CUDA's ends at 65,535
             query, key, value, out, row.start, row.trunk, row.branch, row.until, row.positions,
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
             length, heads, heads // key.shape[1], scale, softcap or 0.0, window or 0,
