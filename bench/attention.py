@@ -36,8 +36,8 @@ def main() -> None:
     rows = []
     print(f"{machine('cuda')}, torch {torch.__version__}, {args.heads} heads of {args.size}")
     for examples in EXAMPLES:
-        encoded = Encoded(tuple(range(64)), ((1, 2, 3), (4, 5)))
-        row = pack([encoded] * examples).to(torch.device("cuda"))
+        batch = [Encoded((first, *range(63)), ((1, 2, 3), (4, 5))) for first in range(examples)]
+        row = pack(batch).to(torch.device("cuda"))
         mask, scale = row.sees(), args.size**-0.5
         for dtype in (torch.float32, torch.bfloat16):
             shape = (2, args.heads, len(row.tokens), args.size)

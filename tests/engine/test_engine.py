@@ -17,7 +17,7 @@ import zeroblock as zb
 from toy import same, snapshot
 from zeroblock.engine import Engine
 from zeroblock.engine.objective import BatchObjective
-from zeroblock.engine.pack import FIELDS, lay, pack, split
+from zeroblock.engine.pack import FIELDS, lay, pack, root, split
 from zeroblock.run.graph import Graphs
 from zeroblock.task import Encoded
 
@@ -26,14 +26,21 @@ options = st.lists(st.lists(ids, min_size=1, max_size=4).map(tuple), min_size=1,
 encoded = st.builds(Encoded, st.lists(ids, min_size=1, max_size=9).map(tuple), options)
 
 
-@given(st.lists(encoded, min_size=1, max_size=4), st.sampled_from([1, 8]), st.sampled_from([1, 4]))
+heads = st.lists(ids, max_size=5).map(tuple)
+
+
+@given(st.lists(encoded, min_size=1, max_size=4), heads, st.sampled_from([1, 8]), st.sampled_from([1, 4]))
 @settings(max_examples=60, deadline=None)
-def test_a_token_sees_exactly_its_own_string(batch: list[Encoded], multiple: int, scored: int) -> None:
+def test_a_token_sees_exactly_its_own_string(
+    batch: list[Encoded], head: tuple[int, ...], multiple: int, scored: int
+) -> None:
     """Follow every scored token back through the mask: what is seen, in order of position, is its string so far."""
+    batch = [Encoded(head + one.context, one.options) for one in batch]
     row = pack(batch, multiple, scored)
     assert len(row.tokens) % multiple == len(row.keep) % scored == len(row.source) % scored == 0
     assert [part.data_ptr() for part in row.parts] == [getattr(row, name).data_ptr() for name in FIELDS]
-    assert sum(lay(one).cost for one in batch) <= len(row.tokens) < sum(lay(one).cost for one in batch) + multiple
+    laid = sum(lay(one).cost for one in batch) - (len(batch) - 1) * root(batch)
+    assert laid <= len(row.tokens) < laid + multiple
     sees, strings = row.sees(), [string for one in batch for string in one.rows]
     scored_by = [[n for n in span if n < len(row.source)] for span in row.spans.tolist()]
     assert len(scored_by) == len(strings)

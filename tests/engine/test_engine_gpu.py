@@ -48,6 +48,29 @@ def test_gradients_agree_with_the_cpu(name: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["opt", "llama", "gemma2"])
+def test_a_captured_row_takes_roots_of_any_length(name: str) -> None:
+    """Rows of one length share their graphs, whatever number of tokens their examples begin with."""
+    model = decoder(name).cuda()
+    batches = [
+        [Encoded((*range(3, 3 + root), 30 + k, 40, 41), ((8, 9), (7, 5))) for k in range(3)] for root in (0, 1, 5)
+    ]
+    found = []
+    for graphs in (True, False):
+        engine = Engine(model, graphs=graphs)
+        optimizer = zb.mezo_bcd(model, lr=0.0, eps=1e-2, schedule=zb.Ascending())
+        records = []
+        optimizer.listener = records.append
+        for batch in batches:
+            objective = engine.objective(batch, [0, 1, 0])
+            for _ in optimizer.blocks:
+                optimizer.step(objective)
+        optimizer.flush()
+        found.append([record.losses for record in records])
+    assert engine.graphs is None
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("method", ["mezo_bcd", "mezo", "lozo", "sparse_mezo"])
 @pytest.mark.parametrize("name", [*(name for name in CONFIGS if name not in NOT_CAPTURED), *ENCODERS])
 def test_captured_is_eager(name: str, method: str) -> None:

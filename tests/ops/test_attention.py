@@ -17,14 +17,16 @@ if DEVICE == "cuda":  # Triton's interpreter has no product of bf16
     DTYPES.append(torch.bfloat16)
 
 
-def _row(lengths: list[tuple[int, tuple[int, ...]]], multiple: int):
-    batch = [
-        Encoded(tuple(range(context)), tuple(tuple(range(40 + k, 40 + k + n)) for k, n in enumerate(options)))
-        if options
-        else Encoded(tuple(range(context)), ((40,),), mask=0)
-        for context, options in lengths
-    ]
-    return pack(batch, multiple).to(torch.device(DEVICE))
+def _row(lengths: list[tuple[int, tuple[int, ...]]], multiple: int, root: int = 0):
+    """A row of examples with contexts and options of these lengths; all contexts begin with ``root`` tokens."""
+    batch = []
+    for number, (context, options) in enumerate(lengths):
+        tokens = (*range(root), *range(1000 * (number + 1), 1000 * (number + 1) + context))
+        written = tuple(tuple(range(40 + k, 40 + k + n)) for k, n in enumerate(options))
+        batch.append(Encoded(tokens, written) if options else Encoded(tokens, ((40,),), mask=0))
+    row = pack(batch, multiple)
+    assert int(row.root) == root
+    return row.to(torch.device(DEVICE))
 
 
 SHAPES = {
@@ -33,6 +35,8 @@ SHAPES = {
     "padded": ([(7, (1, 1)), (3, (4, 2))], 16),
     "masked": ([(9, ()), (5, (2, 3)), (36, ())], 16),  # examples that look both ways, beside one that does not
     "long": ([(70, (3, 5)), (41, (2,)), (90, (1, 9, 3))], 8),
+    "root": ([(5, (2, 3)), (0, (1, 1, 4)), (9, (6,))], 16, 3),
+    "long root": ([(70, (3, 5)), (4, (2,)), (20, (1, 9, 3))], 8, 67),  # longer than a tile
 }
 
 
@@ -55,7 +59,7 @@ def test_values_may_be_of_another_width(narrow: int, wide: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (4, None), (None, 2.0)])
 def test_the_kernel_sees_what_the_mask_says(shape, heads, groups, size, dtype, window, softcap) -> None:
-    if shape in ("long", "masked") and DEVICE == "cpu" and (heads, window, softcap) not in LONG:
+    if shape in ("long", "long root", "masked") and DEVICE == "cpu" and (heads, window, softcap) not in LONG:
         pytest.skip("the interpreter is slow; long rows meet every kind of head and of mask, short ones all pairs")
     row = _row(*SHAPES[shape])
     length = len(row.tokens)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..engine.objective import Over
-from ..engine.pack import lay, pack
+from ..engine.pack import pack
 from ..errors import ZeroBlockError
 from ..task import Encoded, Task
 from ..task.encoding import Tokenizer
@@ -45,8 +45,8 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens, packed: a shared context counts once, and a token that predicts nothing does not count."""
-        return sum(lay(one).cost for one in self.scored)
+        """Number of tokens, packed: what texts share counts once, and a token that predicts nothing does not count."""
+        return len(pack(self.scored).tokens)
 
     @property
     def padded(self) -> int:
@@ -122,6 +122,12 @@ class Pool:
             replace(one, context=fold(one.context), options=tuple(map(fold, one.options))) for one in self.encoded
         )
         return replace(self, encoded=tuple(encoded))
+
+    def begun(self, token: int) -> Pool:
+        """The same examples, each beginning with a token, unless all of them do already."""
+        if all(one.context[0] == token for one in self.encoded):
+            return self
+        return replace(self, encoded=tuple(replace(one, context=(token, *one.context)) for one in self.encoded))
 
     @property
     def longest(self) -> int:

@@ -137,19 +137,23 @@ def graphed(text: str) -> bool | None:
 
 
 def pool_of(name: str, model: str, data: Path | None, encoded: Path | None, tokenizer: str | None, seed: int) -> Pool:
-    """The examples of a task, from token ids or from the data."""
+    """The examples of a task, from token ids or from the data; for an OPT shape they begin as OPT's tokenizer does."""
     from .. import model as models
     from ..bench import batch
     from ..task import get
 
+    shape = model in models.OPT
     if encoded is not None:
         if data is not None or tokenizer is not None:
             raise ZeroBlockError("--encoded takes the place of --data and --tokenizer: give one or the other")
-        return batch.read(encoded / f"{name}.jsonl" if encoded.is_dir() else encoded, get(name).over)
-    if any(models.reads(model).values()):
+        pool = batch.read(encoded / f"{name}.jsonl" if encoded.is_dir() else encoded, get(name).over)
+    elif any(models.reads(model).values()):
         raise ZeroBlockError(f"bench measures models that continue a text, and {model} does not: give a decoder")
-    reader = models.tokenizer(tokenizer or (STAND_IN if model in models.OPT else model))
-    return batch.encode(get(name, reader), data, reader, seed=seed, max_length=_positions(models.config(model)))
+    else:
+        reader = models.tokenizer(tokenizer or (STAND_IN if shape else model))
+        limit = _positions(models.config(model)) - shape  # a token is left for the BOS
+        pool = batch.encode(get(name, reader), data, reader, seed=seed, max_length=limit)
+    return pool.begun(models.config(model).bos_token_id) if shape else pool
 
 
 def say(text: str) -> None:

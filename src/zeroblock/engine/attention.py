@@ -140,6 +140,7 @@ def _pieces(row: Row) -> Iterator[tuple[int, int, slice | Tensor]]:
     A piece lies within one example, so a thousand options of one context cost a thousand
     times the context and their own tokens, not the square of them all.
     """
+    root = int(row.root)
     edges = [0, *(torch.nonzero(row.start[1:] != row.start[:-1]).flatten() + 1).tolist(), len(row.start)]
     for start, end in itertools.pairwise(edges):
         for a in range(start, end, DENSE_TOKENS):
@@ -147,4 +148,8 @@ def _pieces(row: Row) -> Iterator[tuple[int, int, slice | Tensor]]:
             trunk, branch = int(row.trunk[a:b].max()), int(row.branch[a:b].min())
             stop = int(row.until[a:b].max()) + 1
             seen = torch.arange(start, stop)
-            yield a, b, slice(start, stop) if branch <= trunk else seen[(seen < trunk) | (seen >= branch)]
+            if branch > trunk:
+                seen = seen[(seen < trunk) | (seen >= branch)]
+            shared = torch.arange(min(root, start))
+            whole = branch <= trunk and not len(shared)
+            yield a, b, slice(start, stop) if whole else torch.cat([shared, seen])

@@ -155,10 +155,15 @@ def rescored(row: Row | Padded, some: Sequence[Text], multiple: int) -> Row | Pa
         some: the texts, in their order.
         multiple: the number of scored tokens is rounded up to a multiple of this, with entries that do not count.
     """
+    root = int(row.root) if isinstance(row, Row) else 0
     width = row.tokens.shape[-1]
-    lengths = [len(text.tokens) for text in some] if isinstance(row, Row) else [width] * len(some)
+    lengths = [len(text.tokens) - root if isinstance(row, Row) else width for text in some]
     starts = itertools.accumulate(lengths[:-1], initial=0)
-    places = [start + place for start, text in zip(starts, some, strict=True) for place in text.places]
+    places = [
+        place if place < root else start + place
+        for start, text in zip(starts, some, strict=True)
+        for place in text.places
+    ]
     count, rest = len(places), [0] * (-len(places) % multiple)
     fields = {
         "source": torch.tensor([*range(count), *rest] if isinstance(row, Row) else places + rest),

@@ -1,15 +1,17 @@
 """Packing: a batch of examples as one row of tokens.
 
-Examples lie end to end with restarting positions.  The options of an example share its trunk,
-which is laid down once: the context, and the tokens that all options begin with.  The rest of
-each option branches off the trunk.  The last token of an option is only predicted, so it is not
-in the row, and single-token options cost nothing.
+Nothing that texts have in common is computed twice.  The tokens that all examples begin with are the
+row's root: the BOS token, and often the first words of a template, a system prompt or demonstrations.
+After it the examples lie end to end, with restarting positions.  The options of an example share its
+trunk: the rest of the context, and the tokens that all options begin with.  The rest of each option
+branches off the trunk.  The last token of an option is only predicted, so it is not in the row, and
+single-token options cost nothing.
 
-    row       [ trunk of 0 | branch | branch ][ trunk of 1 ][ trunk of 2 | branch ] …
+    row       [ root ][ trunk of 0 | branch | branch ][ trunk of 1 ][ trunk of 2 | branch ] …
 
-A token sees its example's trunk and its own branch up to itself; an example with a mask is all trunk,
-and each of its tokens sees every other.  Every example is contiguous, so four numbers per token are
-enough to say this: see :class:`Row`.
+A token sees the root, its example's trunk and its own branch up to itself; an example with a mask is all
+trunk, and each of its tokens sees every other.  Every example is contiguous, so four numbers per token
+and the length of the root are enough to say this: see :class:`Row`.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ MAX_TABLES = 256
 class Row:
     """Examples packed into S tokens, of which P predict the N tokens of O options of E examples.
 
-    A query q sees the keys k ≤ until[q] with ``start[q] ≤ k < trunk[q]`` or ``k ≥ branch[q]``.
+    A query q sees the keys k ≤ until[q] with ``k < root``, ``start[q] ≤ k < trunk[q]`` or ``k ≥ branch[q]``.
 
     Args:
         tokens: (S,) ids.
         positions: (S,) position of each token in its own string.
-        start: (S,) first token of the example.
+        start: (S,) first token of the example after the root; 0 for a token of the root.
         trunk: (S,) end of the example's trunk for a token of a branch; ``start`` for one of the trunk.
         branch: (S,) first token of the branch; ``start`` for a token of the trunk.
         until: (S,) last token that is seen: the token itself, or the last of an example with a mask.
@@ -53,6 +55,7 @@ class Row:
         spans: (O, longest) the scored tokens of each option; N stands for none.
         lengths: (O,) number of scored tokens of each option.
         slots: (E, most options) the options of each example; O stands for none.
+        root: (1,) number of tokens at the beginning of the row that all examples share.
     """
 
     tokens: Tensor
@@ -67,6 +70,7 @@ class Row:
     spans: Tensor
     lengths: Tensor
     slots: Tensor
+    root: Tensor
 
     def to(self, device: torch.device) -> Row:
         """The same row on a device, by one asynchronous copy."""
@@ -85,7 +89,7 @@ class Row:
         """All fields, each in one dimension."""
         places = [self.tokens, self.positions, self.start, self.trunk, self.branch, self.until]
         scored = [self.keep, self.source, self.target, self.spans.view(-1), self.lengths, self.slots.view(-1)]
-        return places + scored
+        return [*places, *scored, self.root]
 
     def view(self, flat: Tensor) -> Row:
         """A row with this one's shapes over the numbers of another row's ``flat``."""
@@ -112,7 +116,7 @@ class Row:
         places = torch.arange(len(self.tokens), device=self.tokens.device)
         key = places[keys][None, :]
         mask = (key >= self.start[queries, None]) & (key < self.trunk[queries, None])
-        mask |= key >= self.branch[queries, None]
+        mask |= (key >= self.branch[queries, None]) | (key < self.root)
         mask &= key <= self.until[queries, None]
         if window is not None:
             mask &= (self.positions[queries, None] - self.positions[keys][None, :]).abs() < window
@@ -148,39 +152,51 @@ def split(costs: Sequence[int], max_tokens: int | None, alone: Container[int] = 
 
 def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
     """Pack a batch into one row; see :func:`join`."""
-    return join(list(map(lay, batch)), multiple, scored)
+    return join(list(map(lay, batch)), root(batch), multiple, scored)
 
 
-def join(strands: Sequence[Strand], multiple: int = 1, scored: int = 1) -> Row:
+def root(batch: Sequence[Encoded]) -> int:
+    """Number of tokens that all contexts begin with; 0 for a single example, and for examples with masks."""
+    if len(batch) < 2 or any(one.mask is not None for one in batch):
+        return 0
+    return _common([one.context for one in batch])
+
+
+def join(strands: Sequence[Strand], root: int = 0, multiple: int = 1, scored: int = 1) -> Row:
     """Lay examples end to end.
 
     Args:
         strands: the examples, each with at least one option.
+        root: number of tokens that all of them begin with, which are laid down once.
         multiple: S is rounded up to a multiple of this, with tokens that nothing sees or scores.
         scored: P and N are rounded up to a multiple of this, with entries that no option counts.
     """
-    sizes = [strand.cost for strand in strands]
+    sizes = [strand.cost - root for strand in strands]
     kept = [len(strand.keep) for strand in strands]
     counts = [sum(strand.lengths) for strand in strands]
-    length, used, counted = sum(sizes), sum(kept), sum(counts)
+    length, used, counted = root + sum(sizes), sum(kept), sum(counts)
     s, p, n = -(-length // multiple) * multiple, -(-used // scored) * scored, -(-counted // scored) * scored
-    numbers = np.zeros(6 * s + p + 2 * n, np.int64)
+    numbers = np.zeros(6 * s + p + 2 * n + 1, np.int64)
     places, keep, targets = (
         numbers[: 6 * s].reshape(6, s),
         numbers[6 * s : 6 * s + p],
-        numbers[6 * s + p :].reshape(2, n),
+        numbers[6 * s + p : -1].reshape(2, n),
     )
-    firsts = np.array(list(itertools.accumulate(sizes[:-1], initial=0)))
-    np.concatenate([strand.places for strand in strands], 1, out=places[:, :length])
-    places[2:, :length] += firsts.repeat(sizes)
+    numbers[-1] = root
+    firsts = np.array(list(itertools.accumulate(sizes[:-1], initial=0)))  # where a strand's place 0 would lie
+    parts = [strand.places[:, root:] for strand in strands]
+    np.concatenate([strands[0].places[:, :root], *parts], 1, out=places[:, :length])
+    own = places[2:, root:length]
+    np.maximum(own, root, out=own)
+    own += firsts.repeat(sizes)
     places[2:, length:] = np.arange(length, s)
     np.concatenate([strand.keep for strand in strands], out=keep[:used])
-    keep[:used] += firsts.repeat(kept)
+    keep[:used] += np.where(keep[:used] < root, 0, firsts.repeat(kept))
     before = np.array(list(itertools.accumulate(kept[:-1], initial=0)))
     np.concatenate([strand.targets for strand in strands], 1, out=targets[:, :counted])
     targets[0, :counted] += before.repeat(counts)
-    last = tables(tuple([strand.lengths for strand in strands]), n)
-    return Row(*[*torch.from_numpy(numbers).split([s] * 6 + [p, n, n]), *last])
+    *fields, shared = torch.from_numpy(numbers).split([s] * 6 + [p, n, n, 1])
+    return Row(*[*fields, *tables(tuple([strand.lengths for strand in strands]), n), shared])
 
 
 @functools.lru_cache(maxsize=MAX_TABLES)
@@ -273,9 +289,13 @@ def _filled(rows: list[list[int]], none: int) -> list[list[int]]:
 
 def _shared(options: Sequence[tuple[int, ...]]) -> int:
     """Number of tokens that all options begin with, leaving each option at least its last."""
-    most = min(len(option) for option in options) - 1
-    first = options[0]
-    return next((k for k in range(most) if any(option[k] != first[k] for option in options)), most)
+    return min(_common(options), min(map(len, options)) - 1)
+
+
+def _common(strings: Sequence[tuple[int, ...]]) -> int:
+    """Number of tokens that all strings begin with: as many as the first and the last in order have in common."""
+    low, high = min(strings), max(strings)
+    return next((k for k, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -155,7 +155,8 @@ def tolerance(forward: Forward) -> float:
 def _specimens(forward: Forward) -> list[Encoded]:
     """Examples that score differently in a row than alone, unless the model attends only where the row says.
 
-    The options of the last example lie far from their context, so that a wrong distance is a large one.
+    They share a root, and the options of the last one lie far from their context, so that a wrong distance is a large
+    one.
     """
     words = min((c.vocab_size for c in forward.configs if getattr(c, "vocab_size", None)), default=10)
     ids = (words // 4 + 37 * i % (words // 2 + 1) for i in itertools.count())  # usually no special tokens
@@ -172,9 +173,10 @@ def _specimens(forward: Forward) -> list[Encoded]:
             Encoded(some(24), (some(1), some(1)), mask=3),  # the words after the mask count too
             Encoded(alike, (some(1), some(1)), mask=2),
         ]
+    root = some(2)  # all contexts begin with it
     return [
-        Encoded(some(5), (stem + some(1), stem + some(2))),
-        Encoded(some(2), (some(1), some(1))),
-        Encoded(some(3), (some(4),)),
-        Encoded(some(3), (some(24), some(24), some(5))),
+        Encoded(root + some(3), (stem + some(1), stem + some(2))),
+        Encoded(root, (some(1), some(1))),
+        Encoded(root + some(1), (some(4),)),
+        Encoded(root + some(1), (some(24), some(24), some(5))),
     ]

@@ -12,9 +12,10 @@ from torch import Tensor
 from ..ops.shared import tables
 from ..step import Call
 
-GROUP = 5
+GROUP = 12
 """Layers that are captured together.  A graph takes a megabyte of memory and some microseconds to launch, whatever its
-size; but the group of the active layer is captured once for every block in it."""
+size; but the group of the active layer is captured once for every block in it.  OPT-125M on an H200: 0.771 ms per step
+with 12 and 0.791 with 5; OPT-13B takes as long with 10 as with 5, and has 15 % fewer graphs."""
 
 
 class FinishedError(Exception):

@@ -1,7 +1,7 @@
 """Attention over a packed row of tokens.
 
-A query q sees the keys k ≤ until[q] with start[q] ≤ k < trunk[q] or k ≥ branch[q]; with a window also
-|positions[q] - positions[k]| < window.  Four numbers per query say this, so no mask has to exist.
+A query q sees the keys k ≤ until[q] with k < root, start[q] ≤ k < trunk[q] or k ≥ branch[q]; with a window
+also |positions[q] - positions[k]| < window.  Five numbers per query say this, so no mask has to exist.
 
 ``reference`` is plain torch under a mask, and also serves the CPU: torch's fused attention is a
 compiled loop already, so there is no separate CPU version.  ``triton`` never touches tiles of keys
@@ -16,11 +16,16 @@ from torch import Tensor
 
 
 class Packed(Protocol):
-    """The fields that say which of S tokens see which; each is (S,) int64."""
+    """The fields that say which of S tokens see which; each is int64, and (S,) but for the root."""
+
+    @property
+    def root(self) -> Tensor:
+        """(1,) number of tokens at the beginning that all examples see."""
+        ...
 
     @property
     def start(self) -> Tensor:
-        """First token of the query's example."""
+        """First token of the query's example after the root."""
         ...
 
     @property

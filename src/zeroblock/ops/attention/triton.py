@@ -15,7 +15,7 @@ from . import Packed
 @triton.jit
 def _packed(
     q_ptr, k_ptr, v_ptr, out_ptr, start_ptr, trunk_ptr, branch_ptr, until_ptr, position_ptr,
-    q_row, q_head, q_at, k_row, k_head, k_at, v_row, v_head, v_at,
+    root_ptr, q_row, q_head, q_at, k_row, k_head, k_at, v_row, v_head, v_at,
     length, heads, groups, scale, cap, window,
     CAP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -41,10 +41,12 @@ def _packed(
     top = tl.full([M], -float("inf"), tl.float32)
     norm = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, WIDE], tl.float32)
-    first = tl.min(start, 0) // N * N
-    end = tl.max(until, 0) + 1
-    for n in range(first, end, N):
-        key = n + tl.arange(0, N)
+    root = tl.load(root_ptr).to(tl.int32)
+    first = tl.maximum(tl.min(start, 0), root)
+    others = tl.maximum(tl.max(until, 0) + 1 - first, 0)
+    for n in range(0, root + others, N):  # the keys of the root, then those from ``first`` on
+        slot = n + tl.arange(0, N)
+        key = tl.where(slot < root, slot, slot - root + first)
         there = (key < length)[:, None] & (d < D)[None, :]
         k = tl.load(k_base + key[:, None].to(tl.int64) * k_at + d[None, :], mask=there, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
@@ -52,7 +54,7 @@ def _packed(
             scores = cap * (2.0 * tl.sigmoid(2.0 * scores / cap) - 1.0)
         column = key[None, :]
         seen = (column >= start[:, None]) & (column < trunk[:, None]) | (column >= branch[:, None])
-        seen = seen & (column <= until[:, None])
+        seen = (seen | (column < root)) & (column <= until[:, None])
         if WINDOW:
             behind = tl.load(position_ptr + key, mask=key < length, other=0).to(tl.int32)
             seen = seen & (tl.abs(here[:, None] - behind[None, :]) < window)
@@ -99,7 +101,7 @@ def packed(
     with torch.cuda.device_of(query):
         _packed[(triton.cdiv(length, m) * rows * heads,)](  # one axis: the second of CUDA's ends at 65,535
             query, key, value, out, row.start, row.trunk, row.branch, row.until, row.positions,
-            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
+            row.root, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
             length, heads, heads // key.shape[1], scale, softcap or 0.0, window or 0,
             CAP=softcap is not None, WINDOW=window is not None, D=size, WIDE=max(16, triton.next_power_of_2(size)),
             M=m, N=n, PRECISION="ieee" if exact else "tf32", num_warps=4,
