@@ -3,6 +3,7 @@
 #
 #     MODEL=models/SmolLM2-135M DATA=data OUT=runs/race bash results/race/run.sh smollm2
 #     GEMMA=models/Gemma-3-270M DATA=data OUT=runs/race bash results/race/run.sh gemma
+#     GEMMA=models/Gemma-3-270M DATA=data OUT=runs/race bash results/race/run.sh gemma_cpu
 #     QWEN=models/Qwen2.5-1.5B DATA=data OUT=runs/race bash results/race/run.sh qwen
 #     DATA=data OUT=runs/race bash results/race/run.sh steps
 #     bash results/race/run.sh plan         say what would be run, and how long it takes
@@ -10,6 +11,7 @@
 # MODEL, GEMMA, QWEN  folders of the models, as from_pretrained reads them
 # DATA             a folder of TASK/train.jsonl and TASK/validation.jsonl
 # RUNNER_S, JOBS   seconds of training per runner, and runners at a time, on SmolLM2 and Gemma; QWEN_RUNNER_S, QWEN_JOBS on Qwen
+# gemma_cpu        is for two cores: two runners at a time, CPU_RUNNER_S seconds each, and few rows to evaluate on
 # RACE_S           seconds after which a command begins no more runners
 # STEPS_MODEL      the shape whose steps are timed
 set -uo pipefail
@@ -21,6 +23,7 @@ DATA=${DATA:-data}
 OUT=${OUT:-runs/race}
 RUNNER_S=${RUNNER_S:-10}
 QWEN_RUNNER_S=${QWEN_RUNNER_S:-20}
+CPU_RUNNER_S=${CPU_RUNNER_S:-40}
 JOBS=${JOBS:-12}
 QWEN_JOBS=${QWEN_JOBS:-6}
 RACE_S=${RACE_S:-400}
@@ -65,6 +68,14 @@ gemma() {
     race "${here[@]}" $GENERATING --task squad,drop --methods mezo_bcd,zero-shot,fzoo_bcd "${rates[@]}" --out "$out"
 }
 
+gemma_cpu() {
+    local entrants=(--device cpu --dtype bf16 --methods mezo_bcd,fzoo_bcd,zero-shot --lr auto --evals 3 --total-minutes 90)
+    local here=("$GEMMA" "$CPU_RUNNER_S" 2 "${entrants[@]}" --out "$OUT/gemma")
+    race "${here[@]}" --dev 64 --test 150 --task sst2,rte,copa,wic,cb,wsc
+    race "${here[@]}" --dev 24 --test 64 --task boolq,multirc,record
+    race "${here[@]}" --dev 16 --test 50 --task squad,drop
+}
+
 qwen() {
     local out=$OUT/qwen
     local rates=(--lr mezo_bcd=auto,3e-6,1e-5,3e-5,1e-4 --lr fzoo_bcd=auto)
@@ -82,7 +93,7 @@ steps() {
 }
 
 case "${1:-}" in
-    smollm2 | gemma | qwen | steps) "$1" ;;
+    smollm2 | gemma | gemma_cpu | qwen | steps) "$1" ;;
     plan)
         DRY=--dry-run
         smollm2
