@@ -32,7 +32,7 @@ def main() -> None:
 
     engine = zb.Engine(model)
     objective = engine.objective(examples, labels)
-    optimizer = zb.mezo_bcd(model, lr=5e-2, eps=1e-2, clip=1.0)
+    optimizer = zb.mezo_bcd(model, lr=5e-2, eps=1e-2, clip=1.0, probes=4)
 
     def accuracy() -> float:
         right = 0
@@ -48,7 +48,7 @@ def main() -> None:
     with torch.no_grad():
         after = float(objective())
     print(f"loss {before:.3f} before, {after:.3f} after; accuracy {accuracy():.2f}")
-    assert after < 0.7 * before
+    assert after < 0.5 * before
 
 
 if __name__ == "__main__":
