@@ -49,11 +49,14 @@ def test_gradients_agree_with_the_cpu(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["opt", "llama", "gemma2"])
-def test_a_captured_row_takes_roots_of_any_length(name: str) -> None:
-    """Rows of one length share their graphs, whatever number of tokens their examples begin with."""
+def test_rows_of_one_length_share_their_graphs(name: str) -> None:
+    """Whatever number of tokens their examples begin with, and whatever they score."""
     model = decoder(name).cuda()
+    questions = [((8, 9), (7, 5)), ((8, 9, 4), (7, 5), (6,)), ((8,), (7,)), ((4, 5, 6, 7, 8, 9),) * 2]
     batches = [
-        [Encoded((*range(3, 3 + root), 30 + k, 40, 41), ((8, 9), (7, 5))) for k in range(3)] for root in (0, 1, 5)
+        [Encoded((*range(3, 3 + root), 30 + k, 40, 41), options) for k in range(3)]
+        for options in questions
+        for root in (0, 1, 5)
     ]
     found = []
     for graphs in (True, False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import pytest
@@ -12,7 +13,9 @@ from test_engine_equality import both_ways, slow_loss, slow_scores
 import zeroblock as zb
 from zeroblock.engine import Engine
 from zeroblock.engine.attention import DENSE_TOKENS
-from zeroblock.engine.pack import pack, root
+from zeroblock.engine.pack import Padded, Row, lay, pack, root
+from zeroblock.ops.attention import Packed
+from zeroblock.run.graph import Graphs
 from zeroblock.task import Encoded
 
 HEAD = (1, 30, 31, 32, 33)
@@ -60,12 +63,13 @@ def test_a_row_holds_the_root_once_and_every_token_sees_its_own_text() -> None:
         ([BATCH[0], Encoded((9, 5), ((4,),))], 0),
         ([BATCH[0], Encoded((1, 30, 7), ((4,),))], 2),
         ([Encoded((1, 2, 3), ((40,),), mask=1), Encoded((1, 2, 4), ((40,),), mask=1)], 0),  # they look both ways
+        ([Encoded((1, 2, 3), ((4,),), seq2seq=True), Encoded((1, 2, 5), ((4,),), seq2seq=True)], 0),
     ],
 )
 def test_the_root_is_what_all_contexts_begin_with(batch: list[Encoded], expected: int) -> None:
     assert root(batch) == expected
     row = pack(batch)
-    assert len(set(row.keep.tolist())) == len({tuple(texts(row)[place]) for place in row.keep.tolist()})
+    assert len(row.keep) == len({tuple(texts(row)[place]) for place in row.keep.tolist()})
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -116,3 +120,71 @@ def test_tokens_that_the_root_predicts_are_scored_in_every_text() -> None:
     assert len(row.tokens) == 6  # 1 30 31, 5, 5 9: the last tokens are only predicted
     with torch.no_grad():
         assert float(objective()) == pytest.approx(float(model(**batch).loss), abs=2e-6)
+
+
+def test_layers_find_what_they_read_in_every_row_of_a_length() -> None:
+    """Captured layers are shared by all rows of S tokens; the rows may score other options, answers or numbers."""
+    model = decoder("llama")
+    engine = Engine(model)
+    engine.graphs, engine.coarse = Graphs(), True  # as on a GPU
+    contexts = [(*HEAD, 9 + k, 13) for k in range(3)]
+    questions = [((8, 9), (7, 5)), ((8, 9, 4), (7, 5), (6,)), ((8,), (7,)), ((4, 5, 6, 7, 8, 9),) * 2]
+    objectives = [engine.objective([Encoded(one, some) for one in contexts], [0, 1, 0]) for some in questions]
+    ids = torch.tensor([[*one, 3, 4] for one in contexts])
+    objectives.append(engine.objective_from({"input_ids": ids, "labels": ids}))
+    objectives.append(engine.objective([Encoded((2, *one), ((8,),)) for one in contexts[::-1]], [0, 0, 0]))
+    read = ["tokens", *(name for name in vars(Packed) if isinstance(vars(Packed)[name], property))]
+    assert "root" in read
+    buffer = torch.zeros(1 << 12, dtype=torch.long)
+    captured: Row | None = None
+    for objective in objectives:
+        staged = objective.stage()
+        assert staged is not None
+        assert staged.row == (128,)
+        buffer.random_(1000)  # what earlier rows left
+        buffer[: len(staged.batch)] = staged.batch
+        bound = staged.bind(buffer[: len(staged.batch)])
+        ((row, labels),) = bound.rows
+        captured = captured or row
+        fields = {name: getattr(captured, name) for name in read}  # where the first row's layers read
+        replayed = dataclasses.replace(bound, rows=[(dataclasses.replace(row, **fields), labels)])
+        with torch.no_grad():
+            assert float(replayed()) == float(objective())
+
+
+@pytest.mark.parametrize("limit", [1, 8, 13, 20, 1000])
+@pytest.mark.parametrize("labels", ["options", "all"])
+def test_rows_have_at_most_max_tokens(labels: str, limit: int) -> None:
+    """Counted with their root; as many examples share a row as fit, and no logits are computed twice."""
+    engine = Engine(decoder("llama"), max_tokens=limit)
+    batch = [Encoded((*HEAD, *range(6, 6 + n)), ((3,),)) for n in (3, 1, 0, 7, 2, 2, 4, 0, 0, 1)]
+    if labels == "all":
+        ids = torch.zeros(len(batch), 13, dtype=torch.long)
+        for i, one in enumerate(batch):
+            ids[i, : len(one.context) + 1] = torch.tensor([*one.context, 3])
+        objective = engine.objective_from(
+            {"input_ids": ids, "labels": ids.masked_fill(ids == 0, -100), "attention_mask": (ids != 0).long()}
+        )
+    else:
+        objective = engine.objective(batch, [0] * len(batch), "answer")
+    rows = [row for row, _ in objective.rows]
+    sizes: list[int] = []  # tokens after the root
+    for tokens in (lay(one).cost - len(HEAD) for one in batch):
+        if sizes and len(HEAD) + sizes[-1] + tokens <= limit:
+            sizes[-1] += tokens
+        else:
+            sizes.append(tokens)
+    assert [len(row.tokens) - len(HEAD) for row in rows] == sizes
+    for row in rows:
+        assert isinstance(row, Row)
+        assert len(row.keep) == len(set(row.keep.tolist()))
+
+
+def test_padded_strings_are_counted_with_what_they_begin_with() -> None:
+    """Strings that are padded share nothing."""
+    engine = Engine(decoder("llama"), max_tokens=40)
+    engine.max_length = 12
+    batch = [Encoded((*HEAD, 20 + k, *range(6, 14)), ((3,),)) for k in range(6)]
+    rows = [row for row, _ in engine.objective(batch, [0] * len(batch), "answer").rows]
+    assert all(isinstance(row, Padded) for row in rows)
+    assert [len(row.tokens) for row in rows] == [2, 2, 2]  # of 14 tokens each

@@ -250,13 +250,11 @@ class Engine(Forward):
             return rows
         strands = list(map(lay, batch))
         alone = {i for i, one in enumerate(batch) if _length(one) > self.alone_from}
-        shared = root(batch) if self.packed else 0
+        fits = [self.packed and (self.max_length == math.inf or _length(one) <= self.max_length) for one in batch]
+        shared = root(batch) if all(fits) else 0  # padded rows share nothing
         costs = [strand.cost - shared for strand in strands]
         for some in split(costs, self.max_tokens and self.max_tokens - shared, alone):
-            packed = self.packed and (
-                self.max_length == math.inf or max(_length(batch[i]) for i in some) <= self.max_length
-            )
-            if packed:
+            if all(fits[i] for i in some):
                 tokens = shared + sum(costs[i] for i in some)
                 row: Row | Padded = join([strands[i] for i in some], shared, *self._multiples(tokens))
             else:

@@ -49,13 +49,13 @@ class Row:
         trunk: (S,) end of the example's trunk for a token of a branch; ``start`` for one of the trunk.
         branch: (S,) first token of the branch; ``start`` for a token of the trunk.
         until: (S,) last token that is seen: the token itself, or the last of an example with a mask.
+        root: (1,) number of tokens at the beginning of the row that all examples share.
         keep: (P,) tokens whose logits are needed.
         source: (N,) for each scored token, the index into ``keep`` that predicts it.
         target: (N,) its id.
         spans: (O, longest) the scored tokens of each option; N stands for none.
         lengths: (O,) number of scored tokens of each option.
         slots: (E, most options) the options of each example; O stands for none.
-        root: (1,) number of tokens at the beginning of the row that all examples share.
     """
 
     tokens: Tensor
@@ -64,13 +64,13 @@ class Row:
     trunk: Tensor
     branch: Tensor
     until: Tensor
+    root: Tensor
     keep: Tensor
     source: Tensor
     target: Tensor
     spans: Tensor
     lengths: Tensor
     slots: Tensor
-    root: Tensor
 
     def to(self, device: torch.device) -> Row:
         """The same row on a device, by one asynchronous copy."""
@@ -86,10 +86,12 @@ class Row:
 
     @property
     def parts(self) -> list[Tensor]:
-        """All fields, each in one dimension."""
-        places = [self.tokens, self.positions, self.start, self.trunk, self.branch, self.until]
-        scored = [self.keep, self.source, self.target, self.spans.view(-1), self.lengths, self.slots.view(-1)]
-        return [*places, *scored, self.root]
+        """All fields, each in one dimension.
+
+        Those that layers read come first.  Layers that were captured for S tokens run on every row of S tokens and
+        read where they read before, so what is scored must not move these fields.
+        """
+        return [getattr(self, name).view(-1) for name in FIELDS]
 
     def view(self, flat: Tensor) -> Row:
         """A row with this one's shapes over the numbers of another row's ``flat``."""
@@ -156,8 +158,8 @@ def pack(batch: Sequence[Encoded], multiple: int = 1, scored: int = 1) -> Row:
 
 
 def root(batch: Sequence[Encoded]) -> int:
-    """Number of tokens that all contexts begin with; 0 for a single example, and for examples with masks."""
-    if len(batch) < 2 or any(one.mask is not None for one in batch):
+    """Number of tokens that all contexts begin with; 0 for a single example, and where an encoder reads contexts."""
+    if len(batch) < 2 or any(one.mask is not None or one.seq2seq for one in batch):
         return 0
     return _common([one.context for one in batch])
 
@@ -174,29 +176,32 @@ def join(strands: Sequence[Strand], root: int = 0, multiple: int = 1, scored: in
     sizes = [strand.cost - root for strand in strands]
     kept = [len(strand.keep) for strand in strands]
     counts = [sum(strand.lengths) for strand in strands]
-    length, used, counted = root + sum(sizes), sum(kept), sum(counts)
-    s, p, n = -(-length // multiple) * multiple, -(-used // scored) * scored, -(-counted // scored) * scored
-    numbers = np.zeros(6 * s + p + 2 * n + 1, np.int64)
-    places, keep, targets = (
-        numbers[: 6 * s].reshape(6, s),
-        numbers[6 * s : 6 * s + p],
-        numbers[6 * s + p : -1].reshape(2, n),
-    )
-    numbers[-1] = root
     firsts = np.array(list(itertools.accumulate(sizes[:-1], initial=0)))  # where a strand's place 0 would lie
+    before = np.array(list(itertools.accumulate(kept[:-1], initial=0)))
+    keep = np.concatenate([strand.keep for strand in strands])
+    source, target = np.concatenate([strand.targets for strand in strands], 1)
+    source = source + before.repeat(counts)
+    in_root = keep < root
+    keep = np.where(in_root, keep, keep + firsts.repeat(kept))
+    if in_root.any():  # examples may share places, whose logits are needed once
+        keep, again = np.unique(keep, return_inverse=True)
+        source = again[source]
+    length, used, counted = root + sum(sizes), len(keep), len(source)
+    s, p, n = -(-length // multiple) * multiple, -(-used // scored) * scored, -(-counted // scored) * scored
+    numbers = np.zeros(6 * s + 1 + p + 2 * n, np.int64)
+    places = numbers[: 6 * s].reshape(6, s)
     parts = [strand.places[:, root:] for strand in strands]
     np.concatenate([strands[0].places[:, :root], *parts], 1, out=places[:, :length])
     own = places[2:, root:length]
     np.maximum(own, root, out=own)
     own += firsts.repeat(sizes)
     places[2:, length:] = np.arange(length, s)
-    np.concatenate([strand.keep for strand in strands], out=keep[:used])
-    keep[:used] += np.where(keep[:used] < root, 0, firsts.repeat(kept))
-    before = np.array(list(itertools.accumulate(kept[:-1], initial=0)))
-    np.concatenate([strand.targets for strand in strands], 1, out=targets[:, :counted])
-    targets[0, :counted] += before.repeat(counts)
-    *fields, shared = torch.from_numpy(numbers).split([s] * 6 + [p, n, n, 1])
-    return Row(*[*fields, *tables(tuple([strand.lengths for strand in strands]), n), shared])
+    end = 6 * s
+    for values, room in (([root], 1), (keep, p), (source, n), (target, n)):
+        numbers[end : end + len(values)] = values
+        end += room
+    fields = torch.from_numpy(numbers).split([s] * 6 + [1, p, n, n])
+    return Row(*[*fields, *tables(tuple([strand.lengths for strand in strands]), n)])
 
 
 @functools.lru_cache(maxsize=MAX_TABLES)
