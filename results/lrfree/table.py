@@ -81,12 +81,13 @@ def markdown(folder: Path, cells: Cells, rows: list[dict[str, str]]) -> list[str
     minutes = sorted({float(row["minutes"]) for row in rows})
     shared = sorted({row["jobs"] for row in rows})
     tried = {len(row["lrs_tried"].split()) for row in rows if row["entrant"] == GRID}
-    choice = "was not tuned" if tried <= {1} else f"is the best of {' or '.join(map(str, sorted(tried)))} on dev"
+    machines = sorted({row["machine"] for row in rows})
+    choice = "was not tuned" if tried == {1} else f"is the best of {' or '.join(map(str, sorted(tried)))} on dev"
     lines = [f"## {name}", ""]
     lines += [
         f"Test in percent, mean ± sample standard deviation over {seeds} seeds of data and noise; "
-        f"{' or '.join(f'{60 * one:g}' for one in minutes)} s of training per runner, {' or '.join(shared)} at a time. "
-        f"A hand-set lr {choice}.",
+        f"{' or '.join(f'{60 * one:g}' for one in minutes)} s of training per runner, {' or '.join(shared)} at a time "
+        f"({' or '.join(machines)})." + (f" A hand-set lr {choice}." if tried else ""),
         "",
         "| | " + " | ".join(tasks) + " |",
         "|---|" + "---:|" * len(tasks),
@@ -95,20 +96,23 @@ def markdown(folder: Path, cells: Cells, rows: list[dict[str, str]]) -> list[str
         if key in cells:
             lines.append(f"| {label} | " + " | ".join(_percent(cells[key].get(task, [])) for task in tasks) + " |")
     for key, label in FREE.items():
+        if not ends[key]:
+            continue
+        lost, own = (sum(math.isnan(one) or one > LOST for one in ends[who]) for who in (key, GRID))
         both = [task for task in tasks if cells[key].get(task) and cells[GRID].get(task)]
-        ahead = {task: Mean.of(cells[key][task]).value - Mean.of(cells[GRID][task]).value for task in both}
+        said = f"of its {len(ends[key])} runs {lost or 'none'} diverged"
         if both:
+            ahead = {task: Mean.of(cells[key][task]).value - Mean.of(cells[GRID][task]).value for task in both}
             most = [task for task in both if ahead[task] >= -ROUNDING]
             near = [task for task in both if -WITHIN <= ahead[task] < -ROUNDING]
             worse = [f"{task} ({100 * ahead[task]:.1f})" for task in both if task not in (*most, *near)]
             behind = f"; behind by more on {', '.join(worse)}" if worse else ""
-            lost, own = (sum(math.isnan(one) or one > LOST for one in ends[who]) for who in (key, GRID))
-            lines += [
-                "",
-                f"{label}: at least as good as MeZO-BCD with a hand-set lr on {len(most)} of {len(both)} tasks, "
-                f"within a point on {len(near)} more{behind}. Of its {len(ends[key])} runs {lost} diverged, of those "
-                f"with a hand-set lr {own}.",
-            ]
+            said = (
+                f"at least as good as MeZO-BCD with a hand-set lr on {len(most)} of {len(both)} tasks, "
+                f"within a point on {len(near)} more{behind}. {said.capitalize()}, "
+                f"of those with a hand-set lr {own or 'none'}"
+            )
+        lines += ["", f"{label}: {said}."]
     return [*lines, ""]
 
 
