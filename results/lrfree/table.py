@@ -123,7 +123,7 @@ def draw(path: Path, found: dict[str, Cells]) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    marks = {"zero-shot": "_", "mezo": "s", "lozo": "^", GRID: "o", **dict.fromkeys(FREE, "D"), "ft": "*"}
+    marks = {"zero-shot": "_", "icl": "x", "mezo": "s", "lozo": "^", GRID: "o", **dict.fromkeys(FREE, "D"), "ft": "*"}
     figure, panels = plt.subplots(len(found), 1, figsize=(8, 2.6 * len(found)), squeeze=False)
     for panel, (name, cells) in zip(panels[:, 0], found.items(), strict=True):
         tasks = [task for task in TASKS if any(task in row for row in cells.values())]
