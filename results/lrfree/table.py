@@ -124,19 +124,23 @@ def draw(path: Path, found: dict[str, Cells]) -> None:
     import matplotlib.pyplot as plt
 
     marks = {"zero-shot": "_", "icl": "x", "mezo": "s", "lozo": "^", GRID: "o", **dict.fromkeys(FREE, "D"), "ft": "*"}
-    figure, panels = plt.subplots(len(found), 1, figsize=(8, 2.6 * len(found)), squeeze=False)
+    figure, panels = plt.subplots(len(found), 1, figsize=(8, 2.6 * len(found)), squeeze=False, layout="constrained")
+    shown = {}
     for panel, (name, cells) in zip(panels[:, 0], found.items(), strict=True):
         tasks = [task for task in TASKS if any(task in row for row in cells.values())]
-        for i, (key, mark) in enumerate(marks.items()):
+        keys = [key for key in marks if key in cells]
+        for i, key in enumerate(keys):
             means = [Mean.of(cells[key].get(task, [])) for task in tasks]
-            x = [at + (i - len(marks) / 2) * 0.1 for at in range(len(tasks))]
+            x = [at + (i - (len(keys) - 1) / 2) * 0.1 for at in range(len(tasks))]
             spread = [0.0 if math.isnan(mean.spread) else 100 * mean.spread for mean in means]
             height = [100 * mean.value for mean in means]
-            panel.errorbar(x, height, spread, fmt=mark, ms=5, lw=1, label=ROWS[key])
+            colour = f"C{list(marks).index(key)}"
+            shown[ROWS[key]] = panel.errorbar(x, height, spread, fmt=marks[key], color=colour, ms=5, lw=1)
         panel.set_xticks(range(len(tasks)), tasks)
         panel.set(title=name, ylabel="test, %")
-    panels[0, 0].legend(frameon=False, fontsize=7, ncols=3)
-    figure.tight_layout()
+    labels = [label for label in ROWS.values() if label in shown]
+    handles = [shown[label] for label in labels]
+    figure.legend(handles, labels, frameon=False, fontsize=7, ncols=4, loc="outside lower center")
     figure.savefig(path)
 
 
