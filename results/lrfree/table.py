@@ -100,7 +100,7 @@ def markdown(folder: Path, cells: Cells, rows: list[dict[str, str]]) -> list[str
             continue
         lost, own = (sum(math.isnan(one) or one > LOST for one in ends[who]) for who in (key, GRID))
         both = [task for task in tasks if cells[key].get(task) and cells[GRID].get(task)]
-        said = f"of its {len(ends[key])} runs {lost or 'none'} diverged"
+        said = f"{lost or 'none'} of its {len(ends[key])} runs diverged"
         if both:
             ahead = {task: Mean.of(cells[key][task]).value - Mean.of(cells[GRID][task]).value for task in both}
             most = [task for task in both if ahead[task] >= -ROUNDING]
@@ -110,7 +110,7 @@ def markdown(folder: Path, cells: Cells, rows: list[dict[str, str]]) -> list[str
             said = (
                 f"at least as good as MeZO-BCD with a hand-set lr on {len(most)} of {len(both)} tasks, "
                 f"within a point on {len(near)} more{behind}. {said.capitalize()}, "
-                f"of those with a hand-set lr {own or 'none'}"
+                f"and {own or 'none'} of those with a hand-set lr"
             )
         lines += ["", f"{label}: {said}."]
     return [*lines, ""]

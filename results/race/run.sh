@@ -11,7 +11,7 @@
 # MODEL, GEMMA, QWEN  folders of the models, as from_pretrained reads them
 # DATA             a folder of TASK/train.jsonl and TASK/validation.jsonl
 # RUNNER_S, JOBS   seconds of training per runner, and runners at a time, on SmolLM2 and Gemma; QWEN_RUNNER_S, QWEN_JOBS on Qwen
-# gemma_cpu        is for two cores: two runners at a time, CPU_RUNNER_S seconds each, and few rows to evaluate on
+# gemma_cpu        is for two cores: two runners at a time, CPU_RUNNER_S seconds each, and few rows to evaluate on; not into the OUT of gemma
 # RACE_S           seconds after which a command begins no more runners
 # STEPS_MODEL      the shape whose steps are timed
 set -uo pipefail

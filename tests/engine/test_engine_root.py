@@ -152,7 +152,7 @@ def test_layers_find_what_they_read_in_every_row_of_a_length() -> None:
             assert float(replayed()) == float(objective())
 
 
-@pytest.mark.parametrize("limit", [1, 8, 13, 20, 1000])
+@pytest.mark.parametrize("limit", [1, 5, 8, 13, 20, 1000])
 @pytest.mark.parametrize("labels", ["options", "all"])
 def test_rows_have_at_most_max_tokens(labels: str, limit: int) -> None:
     """Counted with their root; as many examples share a row as fit, and no logits are computed twice."""

@@ -164,20 +164,20 @@ def rescored(row: Row | Padded, some: Sequence[Text], multiple: int) -> Row | Pa
         for start, text in zip(starts, some, strict=True)
         for place in text.places
     ]
-    keep = sorted(set(places))  # texts may share places of the root, whose logits are needed once
-    where = {place: i for i, place in enumerate(keep)}
-    source = [where[place] for place in places] if isinstance(row, Row) else places
     count, rest = len(places), [0] * (-len(places) % multiple)
     fields = {
-        "source": torch.tensor(source + rest),
         "target": torch.tensor([*(target for text in some for target in text.targets), *rest]),
         "spans": torch.tensor([[*range(count), *([count + len(rest)] * len(rest))]]),
         "lengths": torch.tensor([count]),
         "slots": torch.tensor([[0]]),
     }
-    if isinstance(row, Row):
-        return dataclasses.replace(row, keep=torch.tensor(keep + [0] * (-len(keep) % multiple)), **fields)
-    return dataclasses.replace(row, **fields)
+    if not isinstance(row, Row):
+        return dataclasses.replace(row, source=torch.tensor(places + rest), **fields)
+    keep = sorted(set(places))  # texts may share places of the root, whose logits are needed once
+    index = {place: i for i, place in enumerate(keep)}
+    keep += [0] * (-len(keep) % multiple)
+    source = [index[place] for place in places] + rest
+    return dataclasses.replace(row, keep=torch.tensor(keep), source=torch.tensor(source), **fields)
 
 
 @torch.no_grad()
