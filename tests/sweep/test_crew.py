@@ -17,6 +17,7 @@ import pytest
 
 import run_toy
 from toy import PATIENCE_S, zeroblock
+from zeroblock.lock import only_writer
 
 COMMAND = [sys.executable, "-c", "import typer; from zeroblock.cli.sweep import sweep; typer.run(sweep)"]
 FILE = """
@@ -116,6 +117,21 @@ def test_a_sweep_from_the_first_run_to_the_table(toys, tmp_path):
     assert "1 tasks: 4 runs finished, 0 due\n" in again.stdout
     assert "begin" not in again.stdout
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").glob("*/*")} == before
+
+
+def test_one_process_at_a_time_makes_a_sweep(toys, tmp_path):
+    """Two sweeps in one folder would overwrite each other's tables, and each other's runs would fail."""
+    file = tmp_path / "toy.toml"
+    file.write_text(f'[run]\nmodel = "{toys / "model"}"\nmethod = "zero-shot"\ndev = 10\ntest = 10\ntask = "sst2"\n')
+    words = ["sweep", file, "--out", tmp_path / "out", "--data", toys / "data"]
+    with only_writer(tmp_path / "out"):
+        result = zeroblock(*words)
+        assert zeroblock(*words, "--dry-run").returncode == 0
+    assert result.returncode == 2
+    assert f"out is being written by process {os.getpid()}: wait for it, or stop it" in result.stderr
+    assert not (tmp_path / "out" / "table.md").exists()
+    done = zeroblock(*words)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_failing_run_is_told_and_the_others_go_on(toys, tmp_path):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ZeroBlockError, shown, unknown
+from ..lock import only_writer
 
 if TYPE_CHECKING:
     from ..sweep.hands import Hire
@@ -79,13 +80,13 @@ def sweep(
         _list(plan, folder, json)
         return
     command = _command(file, out, data, settings)
-    folder.mkdir(parents=True, exist_ok=True)
-    outcomes = read(plan, folder / "runs")
-    table.write(plan, folder, outcomes, {}, command)
-    if not json:
-        typer.echo(_state(plan, outcomes))
-    with hiring(folder, jobs, executor, address, cpus, gpus) as (at_a_time, hire):
-        failed = _make(plan, folder, at_a_time, hire, command, json)
+    with only_writer(folder):
+        outcomes = read(plan, folder / "runs")
+        table.write(plan, folder, outcomes, {}, command)
+        if not json:
+            typer.echo(_state(plan, outcomes))
+        with hiring(folder, jobs, executor, address, cpus, gpus) as (at_a_time, hire):
+            failed = _make(plan, folder, at_a_time, hire, command, json)
     if not json:
         written = (folder / "table.md").read_text(encoding="utf-8")
         typer.echo("\n".join(shown(line, MAX_LINE) for line in written.split("\n")))
