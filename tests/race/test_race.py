@@ -376,6 +376,26 @@ def test_one_process_at_a_time_runs_a_race(toys, tmp_path, monkeypatch):
     assert zeroblock(*words).returncode == 0
 
 
+def test_a_heat_without_memory_names_options_of_the_race_and_is_made_again(toys, tmp_path, monkeypatch):
+    monkeypatch.setattr("zeroblock.cli.race.hiring", hiring)
+    words = ["race", "--model", toys / "model", "--task", "sst2", "--data", toys / "data", "--methods", "zero-shot"]
+    words += ["--train", 20, "--dev", 10, "--test", 10, "--max-minutes", 0.001, "--seeds", 1]
+    words += ["--out", tmp_path / "race"]
+
+    def exhausted(heat: runner.Heat, tests: bool) -> dict[str, Any]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.Heat, "run", exhausted)
+        result = zeroblock(*words)
+    assert result.returncode == 1
+    assert "out of memory: the same command tries this heat again" in " ".join(result.stderr.split())
+    options = zeroblock("race", "--help").stdout
+    assert all(word in options for word in ("--jobs", "--set"))
+    assert zeroblock(*words).returncode == 0
+    assert len(rows(tmp_path / "race" / "runners.csv")) == 1
+
+
 def test_runs_that_diverged_do_not_flatter_their_entrant():
     """A loss after the last finite evaluation is not known, and a mean with an unknown test is not, either."""
     fine = scored([0.0, 1.0, 2.0, 3.0], [1.0, 0.8, 0.75, 0.7])

@@ -46,6 +46,11 @@ BACKWARD = 2
 """A backward pass counts as this many forward passes, because it takes about as long."""
 LR_LENGTH = 10_000
 """The number of equal parts of a heat's seconds; a falling learning rate is lowered after each."""
+LESS = (
+    "the same command tries this heat again; heats need less in a new folder with fewer --jobs at a time, or with "
+    "--set max_tokens=N (rows are split, the losses stay the same)"
+)
+"""How a heat, which shares the device with others, gets enough memory; a race that has begun keeps its settings."""
 OF_METHODS = (
     "method", "lr", "steps", "batch_size", "accumulate", "lr_schedule", "eps", "weight_decay", "partition",
     "schedule", "interval", "fold", "rank", "keep", "probes", "clip", "as_published", "rounding", "eval_every",
@@ -65,7 +70,7 @@ def make(job: Job) -> str:
     gc.collect()  # frees the optimizer of the previous heat
     config = resolve(Config.of(tomllib.loads(job["config"])))
     work = priced(_workload(config), print)
-    with out_of_memory():
+    with out_of_memory(fix=LESS):
         heat = Heat(work, float(job["seconds"]), int(job["evals"]))
         result = heat.run(tests=job["kind"] == "run")
     about = {name: job[name] for name in ("entrant", "kind")}

@@ -41,6 +41,8 @@ BUFFERED_STEPS = 10_000
 """Steps that are kept in memory before they are written to ``steps.csv``."""
 CHECKSUM_STEPS = 100
 """Steps between comparisons of the ranks' weights; evaluations and snapshots also begin with one."""
+LESS = "lower --max-tokens (rows are split, the losses stay the same) or --batch-size"
+"""How a single run needs less memory."""
 
 
 @dataclass(frozen=True)
@@ -379,11 +381,12 @@ class Session:
 
 
 @contextlib.contextmanager
-def out_of_memory(resume: str = "") -> Iterator[None]:
+def out_of_memory(resume: str = "", fix: str = LESS) -> Iterator[None]:
     """Turn an out-of-memory error into one line of advice.
 
     Args:
         resume: the command that continues the run; empty if there is none.
+        fix: what the user can do.
     """
     try:
         yield
@@ -391,6 +394,4 @@ def out_of_memory(resume: str = "") -> Iterator[None]:
         if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "can't allocate memory" not in str(error):
             raise
         advice = f"; the steps taken are kept: {resume} --max-tokens N" if resume else ""
-        raise ZeroBlockError(
-            f"out of memory: lower --max-tokens (rows are split, the losses stay the same) or --batch-size{advice}"
-        ) from error
+        raise ZeroBlockError(f"out of memory: {fix}{advice}") from error
