@@ -35,7 +35,7 @@ def test_a_demonstration_is_stripped_of_newlines_and_of_the_right_option() -> No
 
 
 def test_too_many_shots() -> None:
-    with pytest.raises(ZeroBlockError, match="7 shots of 6 training examples: lower --shots"):
+    with pytest.raises(ZeroBlockError, match="--shots 7 needs as many training examples, and there are 6: lower --shots"):
         Demonstrations(POOL, 7)
 
 

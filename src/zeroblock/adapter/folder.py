@@ -157,8 +157,7 @@ def restart_(model: Any, run: Path) -> None:
                 layer.weight.copy_(part)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ZeroBlockError(
-            f"{file}, the start of the run's prefix, is damaged ({error}): bring it back, or remove it and it is "
-            "computed again"
+            f"{file}, the start of the run's prefix, is damaged ({error}): restore it, or remove it to compute it again"
         ) from error
 
 

@@ -175,7 +175,7 @@ def adaptive_run(
     interval: Annotated[int, typer.Option(min=1, help="For a JSONL: steps per turn.")] = 1,
     costs: Annotated[
         str | None,
-        typer.Option(help="What a step on each block costs, as 2,1,0.5: show a cost-aware schedule's choices, too."),
+        typer.Option(help="Cost of a step on each block, as in 2,1,0.5: show a cost-aware schedule's choices, too."),
     ] = None,
     trajectories: Annotated[int, typer.Option(min=1, help="Number of simulated trajectories.")] = 1000,
     every: Annotated[int | None, typer.Option(min=1, help="Steps averaged in one column of the heat map.")] = None,
@@ -221,7 +221,7 @@ def blocks_of_a_model(
     compare: Annotated[bool, typer.Option("--compare", help="Measure both ways and draw their agreement.")] = False,
     sketch: Annotated[int, typer.Option(min=0, help="Vectors (5 or more) that bracket λmax with forward passes.")] = 0,
     costs: Annotated[
-        str | None, typer.Option(help="What a step on each block costs, as 2,1,0.5; by default this is measured.")
+        str | None, typer.Option(help="Cost of a step on each block, as in 2,1,0.5; by default it is measured.")
     ] = None,
     rows_only: Annotated[
         bool, typer.Option("--rows-only", help="Draw no figures; zeroblock lab draw draws them later.")

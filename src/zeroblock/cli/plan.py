@@ -55,9 +55,9 @@ def plan(
 
     For example: `zeroblock plan --model smollm2 --data mine.csv`
 
-    It takes the settings of `zeroblock train`; the learning rate may be left out. Your own file may
-    be given with `--data` or, as to train, with `--task`. A model that does not fit
-    here is not loaded: its memory is counted.
+    It takes the settings of `zeroblock train`. Give your own file with `--task`, as for
+    `zeroblock train`, or with `--data`. A model that does not fit into memory is not loaded; then its
+    memory is computed, not measured.
     """
     from ..forecast import LR, forecast
     from ..train.config import Config, renamed

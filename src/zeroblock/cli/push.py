@@ -29,7 +29,7 @@ def push(
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     dry_run: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write what would be sent to this new folder, and send nothing."),
+        typer.Option(metavar="DIR", help="Write the files to this new folder instead of sending them."),
     ] = None,
     step: Step = None,
     model: Model = None,

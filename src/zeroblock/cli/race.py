@@ -35,12 +35,12 @@ SETTINGS = (
 @settings(*SETTINGS)
 def race(
     task: Annotated[
-        str | None, typer.Option(help="A task as of zeroblock train, or several with commas between.", metavar="A,B,…")
+        str | None, typer.Option(help="A task of zeroblock train, or several separated by commas.", metavar="A,B,…")
     ] = None,
     methods: Annotated[
         str,
         typer.Option(
-            help="The methods, with commas between; NAME=METHOD is a variant that --set NAME.FIELD changes, ft is "
+            help="The methods, separated by commas; NAME=METHOD is a variant that --set NAME.FIELD changes, ft is "
             "backpropagation with Adam, zero-shot the model as it is.",
             metavar="A,B,…",
         ),
@@ -96,9 +96,9 @@ def race(
     For example: `zeroblock race --model smollm2 --task reviews --methods mezo_bcd,lozo,ft --lr auto,1e-4,3e-4
     --max-minutes 2 --seeds 1`
 
-    Dev chooses the learning rate of every method, and all methods may try the same number; then
-    the runners of every method train for the same time. Without --lr every method finds its own
-    steps. Test is measured once per runner. The folder gets race.md, race.svg, race.csv and
+    Dev chooses the learning rate of every method, and all methods try the same number of them;
+    then the runners of every method train for the same time. Without --lr every method but ft finds
+    its own step size. Test is measured once per runner. The folder gets race.md, race.svg, race.csv and
     report.html. Stop the race at any time; the same command continues it, and one with more
     methods or seeds adds them.
     """
@@ -112,7 +112,7 @@ def race(
         raise ZeroBlockError("task is missing: give --task")
     stems = [Path(name).stem for name in tasks]
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
-        raise ZeroBlockError(f"--task names {twice} twice, and each task has a folder of its name: race them apart")
+        raise ZeroBlockError(f"--task names {twice} twice, but a task's folder has its name: race them separately")
     folder = out or Path("runs") / f"race-{'-'.join(stems)}-{Path(flags['model']).name}"
     from ..race.course import Course
     from ..race.stable import Stable, duration

@@ -48,7 +48,7 @@ def replay(
     For example: `zeroblock replay runs/sst2 --out tuned`, then `from_pretrained("tuned")`
 
     A run with `--lora` or `--prefix` gives its adapter, as PEFT saves it. A run with `--method ft`
-    keeps no journal but the weights of its best step, which are copied.
+    has no journal; it keeps the weights of its best step, and replay copies these.
     """
     write_run(run, step, out, model, device, force, trust_remote_code)
 

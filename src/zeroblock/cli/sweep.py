@@ -43,7 +43,7 @@ Gpus = Annotated[
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="The sweep file, a TOML; sweeps/ has those of the paper's tables.")],
+    file: Annotated[Path, typer.Argument(help="The sweep file, in TOML; sweeps/ has the files of the paper's tables.")],
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for runs and tables; by default runs/NAME, after the file.", metavar="DIR"),

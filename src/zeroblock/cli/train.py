@@ -106,8 +106,8 @@ def train(
     For example: `zeroblock train --model smollm2 --task reviews --steps 2000`, or
     `--task mine.jsonl` for your own data
 
-    Without `--lr` the steps are in units of the weights, and small enough for any model; with `--lr` they
-    are those of the papers.
+    Without `--lr` the steps are in units of the weights, and small enough for any model; with `--lr`, the
+    learning rate and eps mean what they mean in the papers.
 
     The run's folder gets the configuration, a journal of every step, the evaluations, report.html,
     and at the end a summary with figures. Ctrl-C stops the run after the current step;

@@ -35,7 +35,9 @@ class Demonstrations:
 
     def __post_init__(self) -> None:
         if self.shots > len(self.pool):
-            raise ZeroBlockError(f"{self.shots} shots of {len(self.pool)} training examples: lower --shots")
+            raise ZeroBlockError(
+                f"--shots {self.shots} needs as many training examples, and there are {len(self.pool)}: lower --shots"
+            )
 
     def __call__(self, example: Example, number: int) -> Example:
         """Write demonstrations before the context of an example.

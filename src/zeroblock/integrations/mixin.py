@@ -148,8 +148,8 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
             argument.check_eps(optimizer)
         if optimizer.model is not self.model:
             raise ZeroBlockError(
-                f"the optimizer was built on another {type(optimizer.model).__name__} than the Trainer's: give its "
-                "name or a function to method=, then the Trainer builds it"
+                f"the optimizer was built on another {type(optimizer.model).__name__} than the Trainer's: give method= "
+                "the method's name, or a function from a model to an optimizer, and the Trainer builds it"
             )
         if self.args.world_size > 1 and optimizer.team is None:
             raise ZeroBlockError(

@@ -59,7 +59,7 @@ class Course:
             course = cls(Race.of(state["race"]), folder, str(state["command"]))
             course.failed = {str(name): str(why) for name, why in state["failed"].items()}
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ZeroBlockError(f"{folder / STATE} is damaged ({error!r}): bring the race's own file back") from error
+            raise ZeroBlockError(f"{folder / STATE} is damaged ({error!r}): restore the race's own file") from error
         return course
 
     @property

@@ -67,7 +67,7 @@ class Config:
     test: int | None = _option(None, "Number of test examples; each task has its own default.", 1)
     turns: Literal["all", "last"] | None = _option(None, "The answers of your own chats that carry loss. [all]")
     ending: Literal["eos", "newline"] | None = _option(
-        None, "What the completions of your own data end with: the model's end-of-sequence token or a newline. [eos]"
+        None, "End of the completions of your own data: the model's end-of-sequence token or a newline. [eos]"
     )
     metric: Literal["likelihood", "f1", "exact_match"] | None = _option(
         None, "f1, exact_match or likelihood, for your own data. [f1 if answers are short, else likelihood]"
@@ -87,13 +87,13 @@ class Config:
     eps: float | None = _option(None, "Distance at which losses are measured. [1e-3; without --lr 0.04 of the weights]")
     seed: int = _option(0, "Seed of the noise and of the block schedule.", 0)
     weight_decay: float = _option(0.0, "Decoupled weight decay, on the matrices of the active block.", 0.0)
-    freeze: str | None = _option(None, "Parameters that must not change: names with commas between, * matches all.")
+    freeze: str | None = _option(None, "Parameters that must not change: names separated by commas; * matches all.")
     lora: str | None = _option(
         None, "Train a LoRA adapter, as in r=8,targets=q,v (alpha=16 unless given); MeZO takes lr 1e-4 and eps 1e-2."
     )
     prefix: int | None = _option(None, "Train a prefix of this many virtual tokens; MeZO takes 5, lr 1e-2, eps 0.1.", 1)
     objective: Literal["loss", "accuracy", "f1", "exact_match"] = _option(
-        "loss", "What the steps improve: loss, or the task's metric itself (accuracy, f1 or exact_match)."
+        "loss", "Quantity that the steps improve: loss, or the task's metric itself (accuracy, f1 or exact_match)."
     )
     loss_over: Literal["tokens", "examples"] | None = _option(
         None, "Average an answer's loss over all tokens of the batch, or first within each example. [tokens]"
@@ -125,7 +125,7 @@ class Config:
     engine: Literal["forked", "sequential"] = _option("forked", "Measure both losses in one forked pass, or in two.")
     graphs: Literal["auto", "on", "off"] = _option("auto", "Use CUDA graphs.")
     parallel: Literal["data", "probes", "data,probes"] | None = _option(
-        None, "What the ranks of torchrun share: the examples of a batch, the probes of a step, or both. [data]"
+        None, "Share the examples of a batch (data), the probes (probes), or both (data,probes) over the ranks. [data]"
     )
     shares: int | None = _option(
         None,
@@ -139,16 +139,16 @@ class Config:
     offload: Literal["host", "disk"] | None = _option(
         None, "Keep the weights on the host, or in a file, and copy layers to the device as they run."
     )
-    memory: str | None = _option(None, "Memory of the device to use, as in 8GB: decides what stays and what is copied.")
+    memory: str | None = _option(None, "Limit on the device's memory, as in 8GB; layers beyond it are streamed.")
     max_tokens: int | None = _option(None, "Maximum tokens per packed row; lower it if memory runs out.", 2)
     max_minutes: float | None = _option(
-        None, "Stop after this many minutes. zeroblock resume continues; without --lr the run is then complete."
+        None, "Stop after this many minutes; resume continues the run. A run without --lr is complete then."
     )
     snapshot_every: int = _option(0, "Steps between snapshots of the weights, which make resuming faster; 0: none.", 0)
     save_weights: bool = _option(True, "ft: keep the weights of the dev-selected step, in the folder model of the run.")
     fsync: float = _option(1.0, "Seconds between forced writes of the journal to disk; 0: after every step.", 0.0)
     track: str | None = _option(
-        None, "Also report to tensorboard, wandb or trackio (name these two again on resume); none stops that."
+        None, "Also report to tensorboard, wandb or trackio; none turns it off. On resume, give wandb or trackio again."
     )
     order: InitVar[str | None] = None
 
@@ -320,7 +320,7 @@ def recorded(path: str | Path, *, trust_remote_code: bool = False) -> Config:
     if is_rows(values.get("task")) and "ending" not in values:  # 0.1 read the user's own data in this way only
         values |= {"turns": "last", "ending": "newline", "metric": "f1"}
     if values.pop("gemm", None) is not None:  # 0.2 had it for a day, unreleased
-        warnings.warn(f"{path}: gemm is gone; new steps do without 8-bit products", ZeroBlockWarning, stacklevel=2)
+        warnings.warn(f"{path}: gemm was removed; new steps use no 8-bit products", ZeroBlockWarning, stacklevel=2)
     return _named(path, values)
 
 

@@ -247,5 +247,5 @@ def _with_fold(config: Config, header: Header, folder: Folder) -> Config:
         return config.replace(fold=header.method.get("fold", 1))
     except ZeroBlockError as error:
         raise ZeroBlockError(
-            f"{folder.path / 'config.toml'} is not the one the run began with ({error}): bring that one back"
+            f"{folder.path / 'config.toml'} is not the one the run began with ({error}): restore that one"
         ) from error
