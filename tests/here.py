@@ -36,6 +36,9 @@ class Here:
     def close(self) -> None:
         pass
 
+    def kill(self) -> None:
+        pass
+
 
 @contextlib.contextmanager
 def hiring(*words: Any) -> Iterator[tuple[int, type[Here]]]:

@@ -94,7 +94,8 @@ def markdown(folder: Path, cells: Cells, rows: list[dict[str, str]]) -> list[str
     ]
     for key, label in ROWS.items():
         if key in cells:
-            lines.append(f"| {label} | " + " | ".join(_percent(cells[key].get(task, [])) for task in tasks) + " |")
+            shown = [_percent(cells[key].get(task, []), seeds) for task in tasks]
+            lines.append(f"| {label} | " + " | ".join(shown) + " |")
     for key, label in FREE.items():
         if not ends[key]:
             continue
@@ -164,12 +165,14 @@ def main() -> None:
     print("\n".join(lines))
 
 
-def _percent(values: list[float]) -> str:
+def _percent(values: list[float], seeds: int) -> str:
+    """The mean and its spread; a mean over fewer seeds says over how many."""
     mean = Mean.of(values)
     if not mean.count:
         return "–"
     spread = "" if math.isnan(mean.spread) else f" ± {100 * mean.spread:.1f}"
-    return f"{100 * mean.value:.1f}{spread}"
+    few = f" ({mean.count} of {seeds} seeds)" if mean.count < seeds else ""
+    return f"{100 * mean.value:.1f}{spread}{few}"
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def claims(courses: dict[tuple[str, str], Course]) -> list[str]:
             mine, other = scores.get(method + suffix) or [], scores.get(YARDSTICK + suffix) or []
             if mine and other:
                 how = "without an lr" if suffix else "with an lr"
-                result, verdict = beside(mine, other)
+                result, verdict = beside(mine, other, course.race.evals)
                 found.append(f"{how}: {result}")
                 verdicts.append(f"{how}: {verdict}")
         if found:
@@ -153,8 +153,14 @@ def claims(courses: dict[tuple[str, str], Course]) -> list[str]:
     return lines
 
 
-def beside(mine: Sequence[Score], other: Sequence[Score]) -> tuple[str, str]:
-    """A method against MeZO: test and the time to MeZO's best dev loss, in numbers and as a verdict."""
+def beside(mine: Sequence[Score], other: Sequence[Score], evals: int) -> tuple[str, str]:
+    """A method against MeZO: test and the time to MeZO's best dev loss, in numbers and as a verdict.
+
+    Args:
+        mine: the runners of the method.
+        other: those of MeZO.
+        evals: evaluations per runner; times that differ by less than the time between two count as equal.
+    """
     a, b = ([100 * one.test for one in some if not math.isnan(one.test)] for some in (mine, other))
     if not a or not b:
         return "no test", "open"
@@ -178,7 +184,7 @@ def beside(mine: Sequence[Score], other: Sequence[Score]) -> tuple[str, str]:
             speed.append(f"{fmean(reached[name]) / fmean(own[name]):.2f} × MeZO's {unit}")
     count = f"{len(reached['seconds'])} of {len(mine)} seeds reached MeZO's best dev loss"
     ratio = fmean(reached["seconds"]) / fmean(own["seconds"]) if own["seconds"] else math.nan
-    pace = "faster" if ratio < 1 and len(reached["seconds"]) == len(mine) else "not clearly faster"
+    pace = "faster" if ratio < 1 - 1 / evals and len(reached["seconds"]) == len(mine) else "not clearly faster"
     told = f"{result}; {count}" + (f", in {' and '.join(speed)}" if speed else "")
     return told, f"{word}; {pace}" if enough else FEW
 

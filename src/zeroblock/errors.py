@@ -12,6 +12,10 @@ class ZeroBlockError(Exception):
     """An error that the user can fix; the command line prints it as one line."""
 
 
+class DivergenceError(ZeroBlockError):
+    """The loss of a run is not finite any more."""
+
+
 class ZeroBlockWarning(UserWarning):
     """Something the user should know that does not stop the run."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from .errors import ZeroBlockError, ZeroBlockWarning
+from .errors import DivergenceError, ZeroBlockWarning
 from .record import Record
 
 ADVICE = "lower lr (try a tenth), set clip, lower eps if the weights are small, or use bf16 or fp32, not fp16"
@@ -49,7 +49,7 @@ class Patience:
             return
         (run, step), exhausted, self._worst = self._worst, self.exhausted, None
         if exhausted:
-            raise ZeroBlockError(
+            raise DivergenceError(
                 f"the loss was not finite for {run} steps in a row, the last being step {step}: {ADVICE}"
             )
         if not self.warned:

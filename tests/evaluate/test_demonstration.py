@@ -35,7 +35,8 @@ def test_a_demonstration_is_stripped_of_newlines_and_of_the_right_option() -> No
 
 
 def test_too_many_shots() -> None:
-    with pytest.raises(ZeroBlockError, match="--shots 7 needs as many training examples, and there are 6: lower --shots"):
+    said = "--shots 7 needs as many training examples, and there are 6: lower --shots"
+    with pytest.raises(ZeroBlockError, match=said):
         Demonstrations(POOL, 7)
 
 

@@ -37,6 +37,7 @@ from zeroblock.sweep import clock as clocks
 from zeroblock.sweep.clock import CLOCK, Clock, read
 from zeroblock.sweep.plan import Run
 from zeroblock.sweep.worker import job_of
+from zeroblock.train import cache
 from zeroblock.train.cache import caching
 from zeroblock.train.config import Config
 from zeroblock.train.workload import prepare, resolve
@@ -167,7 +168,10 @@ def heat_of(toys: Path, monkeypatch: pytest.MonkeyPatch, evals: int = 3, **given
     return heat, seen
 
 
-def test_test_is_measured_once_with_the_weights_that_dev_selected(toys, monkeypatch):
+@pytest.mark.parametrize("large", [False, True])
+def test_test_is_measured_once_with_the_weights_that_dev_selected(toys, monkeypatch, large):
+    if large:  # the weights are kept in host memory, where those of a model on the CPU are already
+        monkeypatch.setattr(cache, "MAX_CACHED_BYTES", 0)
     heat, seen = heat_of(toys, monkeypatch, method="mezo_bcd", lr=1e-2)
     result = heat.run(tests=True)
     assert [split for split, *_ in seen] == ["dev"] * 4 + ["test"]
@@ -178,6 +182,33 @@ def test_test_is_measured_once_with_the_weights_that_dev_selected(toys, monkeypa
     assert heat.learner is not None
     assert 0 < result["steps"] < heat.learner.steps  # those of the warm-up are not counted
     assert result["forwards"] == 2 * result["steps"] == result["points"][-1]["forwards"]
+
+
+@pytest.mark.filterwarnings("ignore:the loss of step .* is not finite")
+@pytest.mark.parametrize("method", ["mezo", "lozo", "ft"])
+def test_a_runner_that_diverges_keeps_what_dev_selected_before(toys, monkeypatch, method):
+    """Its result is as good as its weights were, and its last evaluation shows that it diverged."""
+    heat, seen = heat_of(toys, monkeypatch, evals=4, method=method, lr=1e-3)
+    heat.limit = 8.0  # of ticks, enough for twenty steps in a row
+    step = heat._step
+
+    def ruined(lr: float) -> None:
+        step(lr)
+        if len(seen) == 3:
+            with torch.no_grad():
+                for param in heat.work.model.parameters():
+                    param.fill_(math.nan)
+
+    monkeypatch.setattr(heat, "_step", ruined)
+    result = heat.run(tests=True)
+    assert [split for split, *_ in seen] == ["dev"] * 4 + ["test"]  # before, twice, and where it diverged
+    assert result["selected"] == seen[2][1]
+    assert torch.equal(seen[-1][2], seen[2][2])
+    assert seen[-1][2].isfinite().all()
+    assert heat.seconds < heat.limit
+    last = result["points"][-1]
+    assert last["step"] == result["steps"] >= result["selected"]
+    assert seen[3][2].isnan().any()
 
 
 def test_between_two_folds_only_the_end_is_measured(toys, monkeypatch):
@@ -421,6 +452,48 @@ def test_a_heat_whose_result_cannot_be_read_has_failed(tmp_path, result):
     assert course.failed[heat.name].startswith("its result cannot be read")
     assert not course.place(heat).exists()
     assert Course.open(tmp_path).failed == course.failed
+
+
+def test_a_try_that_failed_but_did_not_diverge_leaves_the_choice_open(tmp_path):
+    """It might have been the best; only a learning rate with which the loss is not finite has lost."""
+    race = Race({"model": "m", "task": "sst2"}, enter(["mezo"], ["1e-4,1e-3,1e-2"], {}), seeds=2)
+    (mezo,), course = race.entrants, Course(race, tmp_path)
+    fine, failed, lost = race.tries(mezo)
+    course.done[fine.name] = dataclasses.replace(scored([0.0, 1.0], [1.0, 0.9]), lr=1e-4)
+    course.done[lost.name] = dataclasses.replace(scored([0.0, 1.0], [1.0, math.nan]), lr=1e-2)
+    course.failed[failed.name] = "out of memory"
+    assert course.chosen(mezo) is None
+    assert not list(course.left())
+    assert not course.hopeless(mezo)
+    assert "mezo: 2 of 2 runners to go" in notes(course)
+    assert [heat.name for heat in Course(race, tmp_path / "again").heats()][1] == failed.name  # it is made again
+    course.failed[failed.name] = "the loss was not finite for 20 steps in a row, the last being step 20: lower lr"
+    assert course.chosen(mezo) == (1e-4,)
+    assert len(list(course.left())) == 2
+    course.done[fine.name] = dataclasses.replace(course.done[lost.name], lr=1e-4)
+    assert course.chosen(mezo) is None
+    assert course.hopeless(mezo)
+    assert not list(course.left())
+    assert "mezo: with every learning rate that it tried, the loss stopped being finite" in notes(course)
+
+
+def test_a_mean_over_fewer_seeds_says_so():
+    there, never = scored([0.0, 1.0], [1.0, 0.5]), scored([0.0, 1.0], [1.0, 0.9])
+    mezo = [dataclasses.replace(there, seed=seed) for seed in range(3)]
+    lozo = [dataclasses.replace(there, entrant="lozo"), dataclasses.replace(never, entrant="lozo", seed=1)]
+    ranked = {one.entrant: cells(one, 3) for one in standings({"mezo": mezo, "lozo": lozo})}
+    assert not any("seeds" in cell for cell in ranked["mezo"])
+    assert all(ranked["lozo"][at].endswith("(2 of 3 seeds)") for at in (2, 3, 4))
+    assert all(ranked["lozo"][at].endswith("(1 of 3 seeds)") for at in (9, 10))
+
+
+def test_heats_of_one_name_and_steps_that_would_fall_otherwise_are_refused():
+    with pytest.raises(ZeroBlockError, match="two heats would be called sst2-run-mezo-auto-seed0"):
+        Race({"model": "m", "task": "sst2"}, enter(["mezo", "mezo-auto=zero-shot"], ["auto"], {}))
+    with pytest.raises(ZeroBlockError, match=r"mezo auto: without a learning rate .* leave lr_schedule constant out"):
+        Race({"model": "m", "task": "sst2", "lr_schedule": "constant"}, enter(["mezo"], ["auto,1e-3"], {}))
+    Race({"model": "m", "task": "sst2", "lr_schedule": "linear"}, enter(["mezo", "ft"], ["auto,1e-3"], {}))
+    Race({"model": "m", "task": "sst2", "lr_schedule": "constant"}, enter(["mezo", "zo_muon"], ["1e-3"], {}))
 
 
 def test_two_tasks_of_one_name_and_a_folder_of_several_races(tmp_path):

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ import pytest
 import run_toy
 from toy import PATIENCE_S, zeroblock
 from zeroblock.lock import only_writer
+from zeroblock.sweep.hands import Hands
+from zeroblock.sweep.plan import Run
 
 COMMAND = [sys.executable, "-c", "import typer; from zeroblock.cli.sweep import sweep; typer.run(sweep)"]
 FILE = """
@@ -57,13 +60,15 @@ def sweep_file(toys: Path, path: Path, steps: int = 5, tasks: str = '["sst2"]') 
     return path
 
 
-def start(toys: Path, file: Path, *more: str, figures: bool = False) -> subprocess.Popen[str]:
+def start(toys: Path, file: Path, *more: str, figures: bool = False, ignoring: bool = False) -> subprocess.Popen[str]:
     command = [*COMMAND, str(file), "--out", str(file.parent / "out"), "--data", str(toys / "data"), *more]
     limits = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     if not figures:  # half the time
         (file.parent / "bare").mkdir(exist_ok=True)
         (file.parent / "bare" / "sitecustomize.py").write_text("import sys; sys.modules['matplotlib'] = None")
         limits["PYTHONPATH"] = f"{file.parent / 'bare'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    if ignoring:  # Ctrl-C, as a shell without job control starts what runs in the background
+        command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]
     return subprocess.Popen(command, env=os.environ | limits, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -154,17 +159,17 @@ def test_a_stopped_sweep_goes_on_where_it_was(toys, tmp_path):
     runs = tmp_path / "out" / "runs"
     less = ("--set", "lr=1e-2", "--set", "seed=0")
     size, done = 0, {}
-    for how in (signal.SIGKILL, signal.SIGTERM):
-        process = start(toys, file, *less)
+    for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+        process = start(toys, file, *less, ignoring=how == signal.SIGINT)
         until(lambda: len(list(runs.glob("*mezo_bcd*/journal.zbj"))) == 1)
         journal = next(runs.glob("*mezo_bcd*/journal.zbj"))
         size = size or journal.stat().st_size
         until(lambda: journal.stat().st_size > size + 500)  # noqa: B023
         process.send_signal(how)
         said, errors = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == (143 if how == signal.SIGTERM else -signal.SIGKILL)
+        assert process.returncode == (-how if how == signal.SIGKILL else 128 + how)
         assert "Traceback" not in errors
-        assert ("the same command continues" in errors) == (how == signal.SIGTERM)
+        assert ("the same command continues" in errors) == (how != signal.SIGKILL)
         until(lambda: _free(journal))  # noqa: B023  # a worker whose sweep was killed stops by itself
         assert not (journal.parent / "summary.json").exists()
         size = journal.stat().st_size
@@ -177,8 +182,8 @@ def test_a_stopped_sweep_goes_on_where_it_was(toys, tmp_path):
     assert "begin  sst2-zero-shot" not in said
     assert {path: path.stat().st_mtime_ns for path in runs.glob("*zero-shot*/*")} == done
     told = (tmp_path / "out" / "log" / f"{journal.parent.name}.txt").read_text()
-    killed, stopped = (int(count) for count in re.findall(r"replaying (\d+) of \1 steps", told))
-    assert 0 < killed < stopped
+    killed, stopped, later = (int(count) for count in re.findall(r"replaying (\d+) of \1 steps", told))
+    assert 0 < killed < stopped < later
     assert json.loads((journal.parent / "summary.json").read_text())["steps"] == 600
     assert len(read(journal.parent / "steps.csv")) == 600
     assert "\n2 runs, " in (tmp_path / "out" / "table.md").read_text()
@@ -209,6 +214,79 @@ def test_the_death_of_a_process_costs_one_run(toys, tmp_path):
     assert process.returncode == 1
     assert "end    sst2-zero-shot" in said
     assert re.search(r"fail   sst2-mezo_bcd-seed0-\w+: its process ended with status -9; see ", errors)
+
+
+class Slow:
+    """A hand whose run takes until it is killed, or until all hands of its crew are being closed."""
+
+    alive = True
+
+    def __init__(self, crew: Slowly) -> None:
+        self.crew, self.ended, self.killed = crew, threading.Event(), False
+        crew.hands.append(self)
+
+    def make(self, run: Run, folder: Path, log: Path) -> str:
+        if len(self.crew.hands) == self.crew.jobs:
+            self.crew.busy.set()
+        self.ended.wait(PATIENCE_S)
+        return "ended"
+
+    def stop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        if not self.ended.is_set():
+            self.crew.closing.wait(PATIENCE_S)  # for the others
+            self.ended.set()
+
+    def kill(self) -> None:
+        self.killed = True
+        self.ended.set()
+
+
+class Slowly(Hands):
+    def __init__(self, logs: Path, jobs: int, closers: int) -> None:
+        super().__init__(jobs, lambda: Slow(self), logs)
+        self.hands: list[Slow] = []
+        self.busy, self.closing = threading.Event(), threading.Barrier(closers)
+
+    def ready(self) -> list[Run]:
+        return [Run(str(number), None, {}) for number in range(self.jobs)]  # type: ignore[arg-type]
+
+    def place(self, run: Run) -> Path:
+        return self.logs
+
+    def begun(self, run: Run) -> None:
+        pass
+
+    def ended(self, run: Run, error: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_runs_are_stopped_together_and_a_second_signal_kills_them(tmp_path, signals):
+    """Three hands need to be closed at the same time to end; with a fourth that never comes they have to be killed."""
+    crew = Slowly(tmp_path, jobs=3, closers=3 if signals == 1 else 4)
+
+    def interrupt() -> None:
+        crew.busy.wait(PATIENCE_S)
+        os.kill(os.getpid(), signal.SIGINT)
+        if signals == 2:
+            until(lambda: crew.closing.n_waiting == 3)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            crew.make()
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+        crew.closing.abort()
+    assert [hand.killed for hand in crew.hands] == [signals == 2] * 3
+    assert all(hand.ended.is_set() for hand in crew.hands)
 
 
 def test_what_goes_wrong_in_the_sweep_itself_stops_it(toys, tmp_path):

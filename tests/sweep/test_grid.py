@@ -299,6 +299,15 @@ def test_names_of_0_1_are_accepted() -> None:
         assert len(sweep(new, order="random").runs) == 2
 
 
+def test_a_field_that_follows_another_has_no_values_of_its_own() -> None:
+    """They would be overwritten, and the same run would count several times in a mean."""
+    text = OLD.partition("[[case]]")[0].replace('tune = ["order", "schedule"]', "")
+    text += '[grid]\nseed = [0, 1]\ndata_seed = [0, 1]\n[follow]\ndata_seed = "seed"\n'
+    with pytest.raises(ZeroBlockError, match=r"\[follow\] data_seed takes the value of seed: leave it out of \[grid\]"):
+        sweep(text)
+    assert len(sweep(text.replace("data_seed = [0, 1]\n", "")).runs) == 2
+
+
 def test_a_sweep_file_cannot_ask_for_code() -> None:
     text = OLD.partition("[[case]]")[0].replace('tune = ["order", "schedule"]', "") + "trust_remote_code = true\n"
     with pytest.warns(ZeroBlockWarning, match=r"trust_remote_code = true is ignored .*--set trust_remote_code=true"):

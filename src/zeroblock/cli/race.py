@@ -231,7 +231,8 @@ def _finish(course: Course, json: bool) -> None:
         for one in table.standings(course.scores):
             typer.echo(jsonlib.dumps({"task": course.race.task} | plain(dataclasses.asdict(one))))
         return
-    rows = [table.SHORT, *(table.cells(one)[: len(table.SHORT)] for one in table.standings(course.scores))]
+    standings = [table.cells(one, course.race.seeds) for one in table.standings(course.scores)]
+    rows = [table.SHORT, *(row[: len(table.SHORT)] for row in standings)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     typer.echo(f"\n{table.title(course)}")
     for row in rows:

@@ -159,6 +159,8 @@ def _make(sweep: Sweep, folder: Path, jobs: int, hire: Hire, command: str, json:
 def stoppable(state: Callable[[], str]) -> Iterator[None]:
     """Let Ctrl-C, `timeout` and batch systems stop the work inside cleanly, with the exit status to match.
 
+    A second signal stops it at once.
+
     Args:
         state: returns the progress as text.
     """
@@ -169,14 +171,15 @@ def stoppable(state: Callable[[], str]) -> Iterator[None]:
         code = 128 + number
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, terminate)
+    before = {one: signal.signal(one, terminate) for one in (signal.SIGINT, signal.SIGTERM)}  # SIGINT may be ignored
     try:
         yield
     except KeyboardInterrupt:
         typer.echo(f"stopped; {state()}, the same command continues", err=True)
         raise SystemExit(code) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def _list(sweep: Sweep, folder: Path, json: bool) -> None:

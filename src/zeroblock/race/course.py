@@ -22,6 +22,8 @@ from .score import Score
 STATE, HEATS = "race.json", "heats.jsonl"
 FIXED = ("settings", "overrides", "minutes", "share", "evals", "jobs")
 """Settings that cannot change when a race continues; entrants and seeds can be added."""
+NOT_FINITE = "not finite"
+"""Part of the reason for which heats of earlier versions failed when they diverged."""
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, StopIteration)
 """What reading a result raises that is not one."""
 
@@ -76,11 +78,20 @@ class Course:
         if not entrant.tries:
             return (entrant.lrs[0],)
         heats = list(self.race.tries(entrant))
-        if any(heat.name not in self.done and heat.name not in self.failed for heat in heats):
-            return None
+        if any(heat.name not in self.done and not self._diverged(heat) for heat in heats):
+            return None  # a try that failed for want of memory, say, might have been the best
         tried = [self.done[heat.name] for heat in heats if heat.name in self.done]
-        best = max(tried, key=self._merit, default=None)
+        best = max((score for score in tried if self._merit(score) > -math.inf), key=self._merit, default=None)
         return None if best is None else (best.lr,)
+
+    def hopeless(self, entrant: Entrant) -> bool:
+        """Whether the loss stopped being finite with every learning rate that an entrant tried."""
+        ended = all(heat.name in self.done or self._diverged(heat) for heat in self.race.tries(entrant))
+        return entrant.tries and ended and self.chosen(entrant) is None
+
+    def _diverged(self, heat: Run) -> bool:
+        """Whether a heat failed because its loss was not finite; heats of today end with a result instead."""
+        return NOT_FINITE in self.failed.get(heat.name, "")
 
     def heats(self) -> Iterator[Run]:
         """The heats that are left and can be run now, the most informative first."""
@@ -95,10 +106,10 @@ class Course:
         """All heats that are left; until dev has chosen, runners are listed with their entrant's first lr."""
         for entrant in self.race.entrants:
             tries, chosen = list(self.race.tries(entrant)), self.chosen(entrant)
-            if chosen is None and all(heat.name in self.failed for heat in tries):
-                continue
+            failed = any(heat.name in self.failed and not self._diverged(heat) for heat in tries)
+            waits = failed or self.hopeless(entrant)
             lr = entrant.lrs[0] if chosen is None else chosen[0]
-            runs = (self.race.run(entrant, lr, seed) for seed in range(self.race.seeds))
+            runs = [] if waits else [self.race.run(entrant, lr, seed) for seed in range(self.race.seeds)]
             yield from (heat for heat in (*tries, *runs) if heat.name not in self.done and heat.name not in self.failed)
 
     def end(self, heat: Run, error: str) -> Score | None:

@@ -34,7 +34,7 @@ def write_page(course: Course) -> Path:
     names, found = head(course), standings(course.scores)
     figure = course.folder / "race.svg"
     picture = figure.read_text(encoding="utf-8") if figure.is_file() else ""
-    rows = [[plain(cell) for cell in cells(one)] for one in found]
+    rows = [[plain(cell) for cell in cells(one, course.race.seeds)] for one in found]
     remarks = notes(course)
     body = [
         f"<header><h1>{plain(title(course))}</h1></header>",

@@ -109,9 +109,17 @@ class Race:
         if own := next((name for name in given if name in OWN), None):
             raise ZeroBlockError(f"the race itself decides {own}: leave it out of --set")
         object.__setattr__(self, "_made", {})
-        for entrant in self.entrants:
-            for lr in entrant.lrs:
-                self.run(entrant, lr, 0)  # checks the settings before anything runs
+        heats = [self.run(entrant, lr, 0) for entrant in self.entrants for lr in entrant.lrs]  # checks the settings
+        names = [heat.name for heat in heats]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ZeroBlockError(f"two heats would be called {twice}: rename an entrant, or give other learning rates")
+        for heat in heats:
+            config = heat.config
+            if config.trains and config.lr is None and config.lr_schedule not in (None, "linear"):
+                raise ZeroBlockError(
+                    f"{heat.more['entrant']}: without a learning rate the size of steps falls linearly to zero: leave "
+                    f"lr_schedule {config.lr_schedule} out, or give it to other entrants with --set NAME.lr_schedule"
+                )
 
     @property
     def seconds(self) -> float:

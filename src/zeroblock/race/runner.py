@@ -8,6 +8,7 @@ because generating takes longer than the training of a short race.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
@@ -18,11 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, no_grad
 
 from .. import atomic
 from ..bench import host
 from ..budget import Budget
+from ..errors import DivergenceError
 from ..evaluate.evaluator import Evaluation
 from ..evaluate.measurement import plain
 from ..precision import small_eps
@@ -68,9 +71,11 @@ def make(job: Job) -> str:
         job: the job, with the configuration, ``seconds`` and ``evals``; ``kind`` is ``try`` or ``run``.
     """
     gc.collect()  # frees the optimizer of the previous heat
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # for the heats of other processes
     config = resolve(Config.of(tomllib.loads(job["config"])))
-    work = priced(_workload(config), print)
     with out_of_memory(fix=LESS):
+        work = priced(_workload(config), print)
         heat = Heat(work, float(job["seconds"]), int(job["evals"]))
         result = heat.run(tests=job["kind"] == "run")
     about = {name: job[name] for name in ("entrant", "kind")}
@@ -93,6 +98,7 @@ def _workload(config: Config) -> Workload:
             held.engine.graphs = Graphs()
         return dataclasses.replace(held, config=config)
     _held.clear()
+    del held  # or there would be two models while the next one is loaded
     fresh = prepare(config, tell=print)
     _held.update(key=key, workload=fresh)
     return fresh
@@ -102,7 +108,7 @@ def _kept(module: Any) -> dict[str, Tensor]:
     """A copy of the weights that move, in host memory if the model is too large to be held twice."""
     large = sum(param.nbytes for param in module.parameters()) > cache.MAX_CACHED_BYTES
     moving = {name: param.detach() for name, param in module.named_parameters() if param.requires_grad}
-    return {name: param.cpu() if large else param.clone() for name, param in moving.items()}
+    return {name: param.to("cpu", copy=True) if large else param.clone() for name, param in moving.items()}
 
 
 class Heat:
@@ -150,10 +156,13 @@ class Heat:
             self._warm_up()
             marks = [self.limit * mark / self.evals for mark in range(1, self.evals + 1)]
             for mark in marks:
+                diverged = False
                 if self.seconds < mark:  # a step may take longer than the time between two marks
-                    self._train(mark)
-                if (self._whole or mark == marks[-1]) and self.steps not in self.measured:
+                    diverged = self._train(mark)
+                if (self._whole or diverged or mark == marks[-1]) and self.steps not in self.measured:
                     self._measure()
+                if diverged:
+                    break
         chosen = self._selected
         test: Evaluation | None = None
         if tests:
@@ -239,14 +248,21 @@ class Heat:
         """Whether the weights contain every step so far, so that they can be measured."""
         return self.optimizer is None or self.optimizer.steps % self.optimizer.fold == 0
 
-    def _train(self, until: float) -> None:
-        """Train until the clock shows ``until`` seconds."""
+    def _train(self, until: float) -> bool:
+        """Train until the clock shows ``until`` seconds; return whether the loss stopped being finite before."""
         assert self.learner is not None
-        begin = time.perf_counter() - self.seconds
-        while (now := self._now(begin)) < until or not (self._whole or now >= self.limit):
-            self._step(self._rate(now))
-        self.learner.flush()
+        begin, diverged = time.perf_counter() - self.seconds, False
+        try:
+            while (now := self._now(begin)) < until or not (self._whole or now >= self.limit):
+                self._step(self._rate(now))
+            self.learner.flush()
+        except DivergenceError as error:
+            print(error)
+            diverged = True
+            with contextlib.suppress(DivergenceError):  # again, if more such steps were under way
+                self.learner.flush()
         self.seconds = time.perf_counter() - begin
+        return diverged
 
     def _now(self, begin: float) -> float:
         """A prediction of the clock when all steps that were submitted to the GPU have ended."""

@@ -7,6 +7,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,21 +95,27 @@ def _standing(name: str, scores: Sequence[Score], marks: Mapping[int, float], pa
     )
 
 
-def cells(one: Standing) -> list[str]:
-    """The cells of an entrant's row, for people."""
+def cells(one: Standing, seeds: int = 0) -> list[str]:
+    """The cells of an entrant's row, for people; means over fewer seeds say over how many.
+
+    Args:
+        one: the entrant's result.
+        seeds: the number of seeds of the race.
+    """
+    few = partial(_counted, seeds=seeds)
     rate = AUTO if one.lr is None else show(one.lr)
     return [
         one.entrant,
         rate if one.steps.value else MISSING,
-        _percent(one.test),
-        _percent(one.dev),
-        _number(one.loss, 4),
+        few(_percent(one.test), one.test.count),
+        few(_percent(one.dev), one.dev.count),
+        few(_number(one.loss, 4), one.loss.count),
         f"{one.steps.value:,.0f}",
         f"{one.forwards.value:,.0f}",
         _number(one.seconds, 1),
         _number(one.evaluating, 1),
-        _number(one.to_seconds, 1),
-        f"{one.to_forwards.value:,.0f}" if one.to_forwards.count else MISSING,
+        few(_number(one.to_seconds, 1), one.to_seconds.count),
+        few(f"{one.to_forwards.value:,.0f}" if one.to_forwards.count else MISSING, one.to_forwards.count),
         _number(one.loss_at_passes, 4),
     ]
 
@@ -157,7 +164,7 @@ def standings_table(course: Course) -> list[str]:
     """The standings as lines of Markdown."""
     names = head(course)
     lines = ["| " + " | ".join(names) + " |", "|---|" + "---:|" * (len(names) - 1)]
-    return lines + ["| " + " | ".join(cells(one)) + " |" for one in standings(course.scores)]
+    return lines + ["| " + " | ".join(cells(one, course.race.seeds)) + " |" for one in standings(course.scores)]
 
 
 def title(course: Course) -> str:
@@ -211,8 +218,12 @@ def notes(course: Course) -> list[str]:
         if one.seconds > OVERTIME * race.seconds
     ]
     found += dict.fromkeys(f"{one.entrant}: {one.caution}" for group in scores.values() for one in group if one.caution)
-    left = {one.name: race.seeds - len(scores[one.name]) for one in race.entrants}
-    return found + [f"{name}: {count} of {race.seeds} runners to go" for name, count in left.items() if count]
+    for one in race.entrants:
+        if course.hopeless(one):
+            found.append(f"{one.name}: with every learning rate that it tried, the loss stopped being finite")
+        elif left := race.seeds - len(scores[one.name]):
+            found.append(f"{one.name}: {left} of {race.seeds} runners to go")
+    return found
 
 
 def _points(course: Course) -> list[dict[str, Any]]:
@@ -264,6 +275,15 @@ def _common(course: Course, score: Score) -> dict[str, Any]:
 
 def _rate(lr: float | None, method: str) -> str:
     return "" if method == ZERO_SHOT else AUTO if lr is None else show(lr)
+
+
+def _counted(text: str, count: int, seeds: int) -> str:
+    """Add the number of seeds to a mean over fewer than all.
+
+    >>> _counted("70.1 ± 2.0", 2, 3), _counted("70.1 ± 2.0", 3, 3)
+    ('70.1 ± 2.0 (2 of 3 seeds)', '70.1 ± 2.0')
+    """
+    return f"{text} ({count} of {seeds} seeds)" if 0 < count < seeds and text != MISSING else text
 
 
 def _percent(mean: Mean) -> str:

@@ -130,6 +130,8 @@ class Grid:
             raise ZeroBlockError(f"two cases are named {sorted(repeated)[0]!r}: give each [[case]] its own name")
         follow = _check("[follow]", file.get("follow", {}))
         _check("[follow]", {str(source): None for source in follow.values()})
+        if both := next((name for name in follow if name in grid), None):
+            raise ZeroBlockError(f"[follow] {both} takes the value of {follow[both]}: leave it out of [grid]")
         tune = file.get("tune", [])
         if not isinstance(tune, list) or not all(isinstance(field, str) for field in tune):
             raise ZeroBlockError(f'tune is a list of fields, as in tune = ["lr"], not {tune!r}')

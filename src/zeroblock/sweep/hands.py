@@ -31,6 +31,10 @@ class Hand(Protocol):
         """Stop it and wait until it has ended."""
         ...
 
+    def kill(self) -> None:
+        """End it at once, in the middle of a step; the journal keeps the steps before."""
+        ...
+
 
 Hire = Callable[[], Hand]
 """Returns one more hand."""
@@ -90,11 +94,17 @@ class Hands(ABC):
             for thread in threads:
                 thread.join()
         except BaseException:
-            self._stop()
-            for worker in self.workers:
-                worker.close()
-            for thread in threads:
-                thread.join()
+            try:
+                self._stop()
+                closing = [threading.Thread(target=worker.close) for worker in self.workers]  # all at the same time
+                for thread in closing:
+                    thread.start()
+                for thread in (*closing, *threads):
+                    thread.join()
+            except BaseException:  # a second signal
+                for worker in self.workers:
+                    worker.kill()
+                raise
             raise
         if self.error is not None:
             raise self.error

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..closure import Closure
-from ..errors import ZeroBlockError
+from ..errors import DivergenceError
 from ..journal import Record
 from ..optimizer import ZeroOrder
 from ..step import Mean
@@ -145,7 +145,7 @@ class Backpropagation:
             part.backward()
             loss += float(part.detach())
         if not math.isfinite(loss):
-            raise ZeroBlockError(f"the loss of step {self.steps} is not finite: lower lr (try a tenth), or use fp32")
+            raise DivergenceError(f"the loss of step {self.steps} is not finite: lower lr (try a tenth), or use fp32")
         self.optimizer.step()
         self._listener(Record(self.steps, 0, (), lr, (loss,), loss))
         self.steps += 1
