@@ -73,6 +73,9 @@ def check_model(model: object) -> nn.Module:
 def check_numbers(lr: float, weight_decay: float, clip: float | None) -> None:
     """Refuse numbers that no optimizer can use."""
     for name, value in (("lr", lr), ("weight_decay", weight_decay)):
+        if isinstance(value, str):
+            leave = "; without lr zeroblock chooses the size of steps" if name == "lr" else ""
+            raise ZeroBlockError(f"{name} must be a number, got {value!r}{leave}")
         if not (value >= 0 and math.isfinite(value)):
             raise ZeroBlockError(f"{name} must be finite and not negative, got {value}")
     if clip is not None and not (clip > 0 and math.isfinite(clip)):

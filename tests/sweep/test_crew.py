@@ -119,7 +119,7 @@ def test_a_sweep_from_the_first_run_to_the_table(toys, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").glob("*/*")}
     again = zeroblock("sweep", file, "--out", tmp_path / "out", "--data", toys / "data")
     assert again.returncode == 0, again.stderr
-    assert "1 tasks: 4 runs finished, 0 due\n" in again.stdout
+    assert "tasks: 1; 4 runs finished, 0 due\n" in again.stdout
     assert "begin" not in again.stdout
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").glob("*/*")} == before
 

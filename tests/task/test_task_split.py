@@ -78,4 +78,4 @@ def test_held_out():
 
 def test_the_note_says_what_is_short():
     note = Split.of(214, 208, Sizes(), seed=0).note
-    assert note == "fewer rows than the settings ask for: 143 train (of 1000), 71 dev (of 500), 208 test (of 1000)"
+    assert note == "fewer rows than would be used: 143 train (of 1000), 71 dev (of 500), 208 test (of 1000)"

@@ -101,7 +101,9 @@ def test_without_dev_evaluations_the_last_step_is_taken_and_that_is_said(bad: St
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / "journal.zbj").write_bytes((folder / "journal.zbj").read_bytes())
-    assert "no dev evaluations, so the last step is taken" in call("export", alone, "--out", tmp_path / "all.zbj")
+    assert "was not evaluated after its first step, so the last one is taken" in call(
+        "export", alone, "--out", tmp_path / "all.zbj"
+    )
     assert json.loads(call("inspect", tmp_path / "all.zbj", "--json"))["steps"] == 6
     with pytest.raises(ZeroBlockError, match="no dev evaluations to select a step by: give --step last"):
         call("export", alone, "--step", "best", "--out", tmp_path / "best.zbj")

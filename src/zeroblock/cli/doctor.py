@@ -166,5 +166,5 @@ def _print(found: dict[str, Any]) -> None:
     for problem in found["problems"]:
         console.print(f" [red]✗[/red] {problem}", soft_wrap=True)
     if found["works"]:
-        console.print(" zeroblock works here. Next: zeroblock demo, or zeroblock plan --model M --data FILE")
+        console.print(" zeroblock works here. Next: zeroblock demo, or zeroblock plan --model M --task FILE")
     sys.stdout.flush()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_POINTS = 56
-BAR_CHARACTERS = 30
+BAR_CHARACTERS = 8
 MAX_SHOWN_CHARACTERS = 10_000
 
 
@@ -180,7 +180,7 @@ def sparkline(values: Sequence[float]) -> str:
 def _print(contents: Contents, described: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
-    from rich.table import Table
+    from rich.table import Column, Table
 
     console = Console(highlight=False)
     table = Table(show_header=False)
@@ -217,7 +217,7 @@ def _print(contents: Contents, described: dict[str, Any]) -> None:
         relative = any(block["step"] is not None for block in described["blocks"])
         sizes = ("typical step", "moved in all") if relative else ()
         title = "steps on each block" + (", their size relative to the weights" if relative else "")
-        blocks = Table("block", "steps", "", "rms c", *sizes, title=title, title_justify="left")
+        blocks = Table(Column("block", no_wrap=True), "steps", "", "rms c", *sizes, title=title, title_justify="left")
         for block in described["blocks"]:
             rms = "" if block["rms"] is None else f"{block['rms']:.3g}"
             bar = "█" * math.ceil(BAR_CHARACTERS * block["visits"] / visits)

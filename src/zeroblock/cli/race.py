@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ZeroBlockError, ZeroBlockWarning, shown
+from ..errors import ZeroBlockError, ZeroBlockWarning, shown, unknown
 from ..lock import only_writer
 from .sweep import MAX_REASON, Address, Cpus, Executor, Gpus, hiring, stoppable
 from .train import settings
@@ -104,6 +104,7 @@ def race(
     """
     flags = {name: value for name, value in given.items() if value is not None}
     tasks = [name.strip() for name in (task or "").split(",") if name.strip()]
+    _check_tasks(tasks)
     planned = [
         _plan({**flags, "task": name}, methods, lr or [], overrides or [], max_minutes, seeds, try_share, evals, jobs)
         for name in tasks
@@ -148,6 +149,16 @@ def race(
             _finish(course, json)
     if any(course.failed for course in courses):
         raise typer.Exit(1)
+
+
+def _check_tasks(names: list[str]) -> None:
+    """Refuse a misspelt task before any heat begins."""
+    from ..task import TASKS
+    from ..task.own import is_hub, is_path
+
+    for name in names:
+        if name not in TASKS and not is_path(name) and not is_hub(name):
+            raise unknown("task", name, TASKS)
 
 
 def _plan(

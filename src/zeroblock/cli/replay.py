@@ -114,13 +114,13 @@ def choose_step(run: Path, step: str | None) -> int | None:
         if step == "best":
             raise ZeroBlockError(f"{run} has no dev evaluations to select a step by: give --step last, or a number")
         if read(run, 0).header.steps is None:
-            typer.echo(f"{run} has no dev evaluations, so the last step is taken", err=True)
+            typer.echo(f"{run} was not evaluated after its first step, so the last one is taken", err=True)
         return None
     try:
         read(run, chosen.step)
     except ZeroBlockError:  # the journal has lost that step, and its reader says what to do
         return None
-    changed = "" if step else " (--step last takes the last step, as earlier versions did)"
+    changed = "" if step else " (--step last takes the last one)"
     typer.echo(f"taking step {chosen.step:,}, selected by {chosen.by}{changed}", err=True)
     return chosen.step
 

@@ -203,7 +203,8 @@ def _state(sweep: Sweep, outcomes: Outcomes) -> str:
     others = waiting(sweep, outcomes)
     later = f", and {others} of the other seeds once dev has chosen" if others else ""
     done, left = len(outcomes), len(due(sweep, outcomes))
-    return f"{len(sweep.rows)} rows, {len(sweep.tasks)} tasks: {done} runs finished, {left} due{later}"
+    sizes = f"rows: {len(sweep.rows)}, tasks: {len(sweep.tasks)}"
+    return f"{sizes}; {done} runs finished, {left} due{later}"
 
 
 def _object(run: Run, outcome: Outcome | None, error: str) -> dict[str, Any]:

@@ -157,8 +157,8 @@ def show(
             bool(ids and ids.cut) or (room > 0 and encoder.prompt(example, room).cut > 0)
             for example, ids in zip(examples, encoded, strict=True)
         )
-        whose = "" if tokenizer else " (SmolLM2's; another model's with --tokenizer)"
-        facts["length"] = f"{cut} of {len(examples)} contexts cut to {max_length} tokens{whose}"
+        whose = "" if tokenizer else ", counted by SmolLM2's tokenizer (another model's with --tokenizer)"
+        facts["length"] = f"{cut} of {len(examples)} contexts cut to {max_length} tokens (--max-length){whose}"
     else:
         facts["length"] = "give --tokenizer MODEL to count tokens"
     if note:

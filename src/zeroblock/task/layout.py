@@ -115,15 +115,21 @@ class Writer:
         return str(getattr(self.tokenizer, "eos_token", None) or "") if self.turns == "all" else ""
 
 
+SEPARATORS = {";": "semicolons", "\t": "tabs"}
+
+
 def recognize(row: DataRow) -> Layout:
     """Find the layout of a row by its columns."""
     for layout in LAYOUTS:
         if all(column in row.fields for column in layout.columns):
             return layout
     known = "; ".join(f"{', '.join(layout.columns)} ({layout.name})" for layout in LAYOUTS)
+    only = next(iter(row.fields)) if len(row.fields) == 1 else ""
+    apart = next((sign for sign in SEPARATORS if sign in str(only)), None)
+    commas = f"Columns are separated by commas, not by {SEPARATORS[apart]}. " if apart else ""
     raise ZeroBlockError(
-        f"{row.where}: no known layout in the columns {', '.join(map(str, row.fields)) or '(none)'}. Layouts: {known}; "
-        "or name your columns in a TOML file (zeroblock tasks --help)"
+        f"{row.where}: no known layout in the columns {', '.join(map(str, row.fields)) or '(none)'}. {commas}"
+        f"Layouts: {known}; or name your columns in a TOML file (zeroblock tasks --help)"
     )
 
 

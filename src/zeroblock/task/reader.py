@@ -41,7 +41,7 @@ def _jsonl(path: Path) -> Iterator[DataRow]:
                 continue
             where = f"{path}:{number}"
             try:
-                fields = _parsed(where, json.loads, line)
+                fields = _parsed(where, json.loads, line.rstrip())  # an error at the end is not on the next line
             except ZeroBlockError as error:
                 if line.lstrip().startswith(b"["):
                     raise ZeroBlockError(

@@ -94,6 +94,6 @@ def _permutation(rows: int, seed: int) -> tuple[int, ...]:
 def _note(split: Split, sizes: Sizes) -> str:
     wanted = (("train", sizes.train, split.train), ("dev", sizes.dev, split.dev), ("test", sizes.test, split.test))
     short = [f"{len(rows)} {name} (of {size})" for name, size, rows in wanted if size is not None and len(rows) < size]
-    notes = [f"fewer rows than the settings ask for: {', '.join(short)}"] if short else []
+    notes = [f"fewer rows than would be used: {', '.join(short)}"] if short else []
     notes += ["test rows are held out of train, because there is no validation part"] if split.held_out else []
     return "; ".join(notes)

@@ -173,7 +173,10 @@ def prepare(
     rows = task.load(config.data, seed=config.data_seed, sizes=dataclasses.replace(task.sizes, **sizes))
     for name in splits:
         if not getattr(rows, name):
-            raise ZeroBlockError(f"{task.name} has no {name} examples: give more rows")
+            raise ZeroBlockError(
+                f"{task.name} has no {name} examples: give more rows; without a validation part a fifth of them is held "
+                "out for test, and a fifth of the rest for dev, so at least six are needed"
+            )
     tell(f"loading {config.model} ({config.dtype}, {models.find_device(config.device)})")
     model: Any = cache.model(config)
     limit = shelved(config, model, folder, tell)
