@@ -62,6 +62,14 @@ steps = 20
 """
 
 
+@pytest.mark.parametrize("lr", ["", "lr = 1e-3\n"])
+def test_minutes_make_another_run_if_they_decide_what_it_learns(lr: str) -> None:
+    """Without a learning rate they are the length of the run; else a run that they stop is continued."""
+    text = '[run]\nmodel = "m"\ntask = "sst2"\nmethod = "mezo_bcd"\n' + lr
+    short, long = (next(iter(sweep(f"{text}max_minutes = {minutes}\n").runs)) for minutes in (1.0, 5.0))
+    assert (short == long) == bool(lr)
+
+
 def test_a_plain_grid_makes_a_row_of_every_choice_and_averages_seeds():
     found = sweep(PLAIN)
     assert found.rows == [f"method {m}, lr {lr}" for m in ("mezo", "mezo_bcd") for lr in ("1e-5", "1e-4")]

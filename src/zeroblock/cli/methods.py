@@ -16,6 +16,10 @@ TABLE = Path(__file__).with_name("methods.json")
 Describing a method means composing it, which imports torch: 3 s of the 4 that the command used to
 take.  A test compares the file with the methods themselves.
 """
+UNSCALED = (
+    "These are the parts with a learning rate. Without one, every method but zo_muon draws Relative directions and "
+    "divides coefficients by their running size (Normalized), and eps is 0.04 of the weights."
+)
 
 
 def methods(
@@ -64,6 +68,7 @@ def _print_one(row: dict[str, Any]) -> None:
         for key, value in row[group].items():
             table.add_row(key, str(value))
         console.print(table)
+    console.print(f"\n{UNSCALED}", highlight=False)
     console.print(f"\n{row['citation']}", highlight=False)
 
 

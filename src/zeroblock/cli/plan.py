@@ -104,6 +104,7 @@ def _print(found: Forecast, values: dict[str, Any]) -> None:
     else:
         sheet.add_row(" time", f"[yellow]not measured:[/yellow] {found.reason}")
     how = "measured" if timing is not None and timing.peak_bytes else "expected"
+    how += ", besides Python and its libraries" if config.device == "cpu" else ""
     fits = {True: "[green]it fits[/green]", False: "[red]it does not fit here[/red]", None: ""}[found.fits]
     if found.fits is False and config.offload is None and config.method != "ft":
         fits += f"; --offload {'disk' if config.device == 'cpu' else 'host'} streams the weights"

@@ -14,6 +14,8 @@ from ..errors import ZeroBlockError, ZeroBlockWarning
 from ..optimizer import ZeroOrder
 from ..precision import small_eps
 
+LEARNING_RATE = 5e-5
+"""The Trainer's default, which is meant for AdamW."""
 MAX_GRAD_NORM = 1.0
 """The Trainer's default, which does not show that the user asked for it."""
 
@@ -51,6 +53,14 @@ def check(args: Any, model: nn.Module, optimizer_cls_and_kwargs: object) -> None
         warnings.warn(
             "bf16=True rounds the forward passes of fp32 weights to 8 bits, and a step measures small differences of "
             "losses: give bf16=False (TRL's configs default to True), or load the model in bf16",
+            ZeroBlockWarning,
+            stacklevel=4,
+        )
+    if args.learning_rate == LEARNING_RATE:
+        warnings.warn(
+            f"learning_rate is {LEARNING_RATE:g}, the Trainer's default, which is meant for AdamW: give "
+            "learning_rate=None, and zeroblock chooses the size of steps, or the rate of your method, such as 3e-4 for "
+            "mezo_bcd on 135 million weights and 1e-5 on billions",
             ZeroBlockWarning,
             stacklevel=4,
         )

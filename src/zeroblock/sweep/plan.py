@@ -179,7 +179,8 @@ class _Namer:
         """Identify a run by eight characters, equal for equal runs, whatever else is in the sweep.
 
         Fields at their defaults do not count, so that the runs of older versions are still found when
-        ``Config`` gets a new field.  Nor do settings of execution, unless the sweep compares them.
+        ``Config`` gets a new field.  Nor do settings of execution, unless the sweep compares them or, as the minutes of
+        a run without a learning rate, they decide what a run learns.
         """
         given = config.lr is not None  # then these were the defaults of 0.1
         usual = {"eps": 1e-3, "lr_schedule": "constant"} if given else {}
@@ -188,13 +189,18 @@ class _Namer:
             for field in dataclasses.fields(config)
             if getattr(config, field.name) != usual.get(field.name, field.default)
             and field.name not in ("loss_over", "ending")
-            and (field.name not in EXECUTION or field.name in self.varied)
+            and (field.name not in EXECUTION or field.name in self.varied or self._decides(field.name, config))
         }
         if config.loss_over != "examples" and not only_options(config.task):
             values["loss_over"] = "tokens"  # 0.1 averaged over examples, and had no such setting
         if config.ending != "newline" and is_rows(config.task):
             values["ending"] = "eos"  # 0.1 added a newline, and had no such setting
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+
+    @staticmethod
+    def _decides(name: str, config: Config) -> bool:
+        """Whether a setting of execution decides what a run learns."""
+        return name == "max_minutes" and config.timed
 
 
 def _varied(configs: Sequence[Config]) -> tuple[str, ...]:

@@ -174,8 +174,8 @@ def prepare(
     for name in splits:
         if not getattr(rows, name):
             raise ZeroBlockError(
-                f"{task.name} has no {name} examples: give more rows; without a validation part a fifth of them is held "
-                "out for test, and a fifth of the rest for dev, so at least six are needed"
+                f"{task.name} has no {name} examples: give more rows; without a validation part a fifth of them is "
+                "held out for test, and a fifth of the rest for dev, so at least six are needed"
             )
     tell(f"loading {config.model} ({config.dtype}, {models.find_device(config.device)})")
     model: Any = cache.model(config)
