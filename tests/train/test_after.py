@@ -65,7 +65,7 @@ def test_the_last_line_is_a_command_that_gives_the_best_weights(bad: Story, tmp_
     assert command.startswith("  zeroblock replay ")
     assert f"\n  {command}\n" in (folder / "summary.md").read_text()
     said = call(*shlex.split(command)[1:])
-    assert "taking step 2, selected by dev loss (--step last takes the last step" in said
+    assert "taking step 2, selected by dev loss (--step last takes the last one)" in said
     assert "after 2 steps" in said
     call("replay", folder, "--step", 2, "--out", tmp_path / "two")
     call("replay", folder, "--step", "last", "--out", tmp_path / "last")
