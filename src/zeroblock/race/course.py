@@ -23,7 +23,8 @@ STATE, HEATS = "race.json", "heats.jsonl"
 FIXED = ("settings", "overrides", "minutes", "share", "evals", "jobs")
 """Settings that cannot change when a race continues; entrants and seeds can be added."""
 NOT_FINITE = "not finite"
-"""Part of the reason for which heats of earlier versions failed when they diverged."""
+"""Part of the reason for which a heat fails if its loss is not finite before the clock starts; in earlier versions, at
+any time."""
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, StopIteration)
 """What reading a result raises that is not one."""
 
@@ -90,7 +91,7 @@ class Course:
         return entrant.tries and ended and self.chosen(entrant) is None
 
     def _diverged(self, heat: Run) -> bool:
-        """Whether a heat failed because its loss was not finite; heats of today end with a result instead."""
+        """Whether a heat failed because its loss was not finite."""
         return NOT_FINITE in self.failed.get(heat.name, "")
 
     def heats(self) -> Iterator[Run]:
