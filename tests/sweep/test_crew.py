@@ -216,6 +216,10 @@ def test_the_death_of_a_process_costs_one_run(toys, tmp_path):
     assert re.search(r"fail   sst2-mezo_bcd-seed0-\w+: its process ended with status -9; see ", errors)
 
 
+CLOSING_S = 60
+"""Seconds after which hands that are not closed together give up, so that the test fails instead of hanging."""
+
+
 class Slow:
     """A hand whose run takes until it is killed, or until all hands of its crew are being closed."""
 
@@ -228,7 +232,7 @@ class Slow:
     def make(self, run: Run, folder: Path, log: Path) -> str:
         if len(self.crew.hands) == self.crew.jobs:
             self.crew.busy.set()
-        self.ended.wait(PATIENCE_S)
+        self.ended.wait(CLOSING_S)
         return "ended"
 
     def stop(self) -> None:
@@ -236,7 +240,7 @@ class Slow:
 
     def close(self) -> None:
         if not self.ended.is_set():
-            self.crew.closing.wait(PATIENCE_S)  # for the others
+            self.crew.closing.wait(CLOSING_S)  # for the others
             self.ended.set()
 
     def kill(self) -> None:
