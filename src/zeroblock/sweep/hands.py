@@ -88,9 +88,9 @@ class Hands(ABC):
         """Make every run; a failed run does not stop the others."""
         self.logs.mkdir(parents=True, exist_ok=True)
         threads = [threading.Thread(target=self._serve) for _ in range(self.jobs)]
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:
+                thread.start()
             for thread in threads:
                 thread.join()
         except BaseException:
@@ -100,7 +100,8 @@ class Hands(ABC):
                 for thread in closing:
                     thread.start()
                 for thread in (*closing, *threads):
-                    thread.join()
+                    if thread.ident is not None:  # a signal may come before all have started
+                        thread.join()
             except BaseException:  # a second signal
                 for worker in self.workers:
                     worker.kill()
