@@ -281,12 +281,14 @@ def test_flags_without_effect_are_named_and_bf16_of_fp32_weights_is_warned_of(tm
     assert run.zero_order.steps == 1
 
 
-def test_the_trainers_own_learning_rate_is_warned_of(tmp_path: Path) -> None:
+def test_the_trainers_own_learning_rate_is_warned_of_where_it_is_used(tmp_path: Path) -> None:
+    usual = {"learning_rate": transformers.TrainingArguments(str(tmp_path)).learning_rate}
     with pytest.warns(
-        zb.ZeroBlockWarning, match="learning_rate is 5e-05, the Trainer's default, .* learning_rate=None"
+        zb.ZeroBlockWarning, match=r"learning_rate is 5e-05, the Trainer's default, .* learning_rate=None"
     ):
-        trainer(tmp_path, args={"learning_rate": transformers.TrainingArguments(str(tmp_path)).learning_rate})
-    trainer(tmp_path, args={"learning_rate": None})
+        trainer(tmp_path, args=usual).create_optimizer()
+    trainer(tmp_path, args={"learning_rate": None}).create_optimizer()
+    trainer(tmp_path, args=usual, method_kwargs={"lr": 1e-3}).create_optimizer()
 
 
 def test_a_quantised_base_with_float_adapters_is_taken_and_one_without_is_refused(tmp_path: Path) -> None:

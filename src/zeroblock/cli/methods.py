@@ -17,8 +17,8 @@ Describing a method means composing it, which imports torch: 3 s of the 4 that t
 take.  A test compares the file with the methods themselves.
 """
 UNSCALED = (
-    "These are the parts with a learning rate. Without one, every method but zo_muon draws Relative directions and "
-    "divides coefficients by their running size (Normalized), and eps is 0.04 of the weights."
+    "These are the parts with a learning rate. Without one, every method but zo_muon draws Relative directions, eps is "
+    "0.04 of the weights, and coefficients are divided by their running size (Normalized) where the rule needs it."
 )
 
 

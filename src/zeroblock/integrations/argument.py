@@ -56,14 +56,6 @@ def check(args: Any, model: nn.Module, optimizer_cls_and_kwargs: object) -> None
             ZeroBlockWarning,
             stacklevel=4,
         )
-    if args.learning_rate == LEARNING_RATE:
-        warnings.warn(
-            f"learning_rate is {LEARNING_RATE:g}, the Trainer's default, which is meant for AdamW: give "
-            "learning_rate=None, and zeroblock chooses the size of steps, or the rate of your method, such as 3e-4 for "
-            "mezo_bcd on 135 million weights and 1e-5 on billions",
-            ZeroBlockWarning,
-            stacklevel=4,
-        )
     args.gradient_checkpointing = False  # no activation is kept for a backward pass
     idle = []
     if args.max_grad_norm not in (None, 0, MAX_GRAD_NORM):
@@ -74,6 +66,22 @@ def check(args: Any, model: nn.Module, optimizer_cls_and_kwargs: object) -> None
         idle.append("optim (choose with method=)")
     if idle:
         warnings.warn(f"without gradients these have no effect: {'; '.join(idle)}", ZeroBlockWarning, stacklevel=4)
+
+
+def check_lr(lr: float | None) -> None:
+    """Warn of the Trainer's own learning rate, which most likely nobody chose.
+
+    Args:
+        lr: the learning rate of ``TrainingArguments``.
+    """
+    if lr == LEARNING_RATE:
+        warnings.warn(
+            f"learning_rate is {LEARNING_RATE:g}, the Trainer's default, which is meant for AdamW: give "
+            "learning_rate=None, and zeroblock chooses the size of steps, or the rate of your method, such as 3e-4 for "
+            "mezo_bcd on 135 million weights and 1e-5 on billions",
+            ZeroBlockWarning,
+            stacklevel=4,
+        )
 
 
 def check_eps(optimizer: ZeroOrder) -> None:

@@ -142,6 +142,8 @@ class ZeroOrderMixin(Base):  # type: ignore[misc]
         else:
             factory = methods.get(given) if isinstance(given, str) else given
             common = {"seed": self.args.seed, "weight_decay": self.args.weight_decay}
+            if "lr" not in options:
+                argument.check_lr(self.args.learning_rate)
             lr = options.pop("lr", self.args.learning_rate)
             optimizer = factory(self.model, lr, **{**common, **options})
             self._finds_lr = lr is None and optimizer.subspace.relative and optimizer.length is None

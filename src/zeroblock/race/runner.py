@@ -49,7 +49,7 @@ BACKWARD = 2
 """A backward pass counts as this many forward passes, because it takes about as long."""
 LR_LENGTH = 10_000
 """The number of equal parts of a heat's seconds; a falling learning rate is lowered after each."""
-LESS = (
+LESS_PER_HEAT = (
     "the same command tries this heat again; heats need less in a new folder with fewer --jobs at a time, or with "
     "--set max_tokens=N (rows are split, the losses stay the same)"
 )
@@ -74,7 +74,7 @@ def make(job: Job) -> str:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # for the heats of other processes
     config = resolve(Config.of(tomllib.loads(job["config"])))
-    with out_of_memory(fix=LESS):
+    with out_of_memory(fix=LESS_PER_HEAT):
         work = priced(_workload(config), print)
         heat = Heat(work, float(job["seconds"]), int(job["evals"]))
         result = heat.run(tests=job["kind"] == "run")
